@@ -1,0 +1,1 @@
+"""Merge checkpoints of large language models that were RL-trained from one base, out of core."""

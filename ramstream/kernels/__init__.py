@@ -1,0 +1,1 @@
+"""Fast loops over blocks of elements: `cpu` (numba) and `torch`."""
