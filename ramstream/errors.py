@@ -3,7 +3,8 @@
 RamstreamError          1   anything below, or a fault of ours
 ├── PlanError           3   the request does not fit the inputs, or OUT is in the way
 ├── BudgetError         4   the memory budget is too small for one worker
-├── CheckpointError     5   a checkpoint is unreadable, inconsistent or holds non-finite values
+├── CheckpointError     5   a checkpoint is unreadable or inconsistent
+│   └── ContentError    5   what the weights hold cannot be merged as asked: NaN, Inf, unknown dtypes that differ
 ├── JournalError        6   an unfinished run of something else, or a run still going on
 ├── IntegrityError      7   bytes are not what they were: inputs changed, or a failed verify
 └── DiskFullError       8   not enough free space, before or during the run
@@ -35,6 +36,10 @@ class CheckpointError(RamstreamError):
     """A checkpoint is unreadable, inconsistent, or holds values that cannot be merged."""
 
     exit_code = 5
+
+
+class ContentError(CheckpointError):
+    """What the weights hold cannot be merged as asked; the run could never finish, so its state is dropped."""
 
 
 class JournalError(RamstreamError):

@@ -14,8 +14,12 @@ GRAIN = 1 << 22
 ALIGNMENT = 64
 """Every merged tensor starts on a multiple of this many elements, so its bits start on a 64-bit word."""
 
-BYTE_RANGE = 8 << 20
-"""Bytes of copied tensors that are one unit of work."""
+BYTE_RANGE = GRAIN
+"""Bytes of copied tensors that are one unit of work; as many as a grain has elements, so that one buffer of
+GRAIN output elements holds either, whatever is converted."""
+
+STRIP = 1 << 18
+"""Elements a worker holds at a time of every source: a few hundred KiB each, which stay in the cache."""
 
 MAX_AGENTS = 64
 """Contributors of an element are a set of at most 64 agents."""

@@ -1,0 +1,187 @@
+"""Which files of a folder are its weights: the index decides, else the only safetensors file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ramstream.checkpoint.safetensors import read_regular
+from ramstream.checkpoint.sniff import HEAD, looks_like
+from ramstream.checkpoint.strict import parse_object
+from ramstream.checkpoint.wording import listed, shown
+from ramstream.errors import CheckpointError
+from ramstream.types import TensorInfo
+
+INDEX = "model.safetensors.index.json"
+_INDEX_SUFFIX = ".safetensors.index.json"
+_LARGEST_JSON = 200_000_000
+
+_INSTEAD = (
+    (("adapter_config.json",), "a LoRA adapter, which is not supported yet; merge it into its base first"),
+    (
+        (".bin", ".pt", ".pth", ".ckpt"),
+        "PyTorch weights, which are not supported yet; convert them to safetensors",
+    ),
+    ((".distcp",), "a distributed PyTorch checkpoint; convert it to safetensors"),
+    ((".gguf",), "GGUF, whose quantised blocks cannot be averaged; use the safetensors it was made from"),
+    ((".h5", ".msgpack", ".onnx", ".npz"), "weights of another framework; convert them to safetensors"),
+)
+_UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2", ".download", ".tmp")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The weight files of a folder, by name, and what the index says about the tensors."""
+
+    files: tuple[str, ...]
+    weight_map: Mapping[str, str] | None = None
+    problems: tuple[str, ...] = ()
+    """A line for every shard of the index that is missing or has an unsafe name; it is not among `files`."""
+
+
+def choose(folder: Path, label: str) -> Chosen:
+    """The weight files of `folder`. CheckpointError when it does not tell which they are."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError as error:
+        raise CheckpointError(f"{label}: the folder cannot be read: {error.strerror or error}") from error
+    indexes = [name for name in names if name.endswith(_INDEX_SUFFIX)]
+    if INDEX in indexes or len(indexes) == 1:
+        return _by_index(folder, INDEX if INDEX in indexes else indexes[0], label)
+    weights = [name for name in names if name.endswith(".safetensors")]
+    if "adapter_config.json" in names and set(weights) <= {"adapter_model.safetensors"}:
+        weights = []
+    if len(indexes) > 1:
+        fault = f"holds several indexes, none named {INDEX}: {listed(indexes)}; leave one of them"
+    elif not weights:
+        fault = _what_else(folder, names)
+    elif len(weights) > 1:
+        fault = (
+            f"holds {len(weights)} safetensors files and no {INDEX} that says which belong together: "
+            f"{listed(weights, 20)}; add the index, or give one file by its name"
+        )
+    else:
+        return Chosen((weights[0],))
+    raise CheckpointError(f"{label}: {fault}")
+
+
+def read_json(path: Path, label: str, lenient: bool = False) -> dict[str, object]:
+    """The JSON object in a side file or index; CheckpointError says what is wrong with it."""
+    try:
+        data = read_regular(path, _LARGEST_JSON)
+    except OSError as error:
+        raise CheckpointError(f"{label}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{label}: {error}") from error
+    try:
+        return parse_object(data, lenient)
+    except ValueError as error:
+        seen = None if data[:1] in (b"{", b"[") else looks_like(data[:HEAD])
+        raise CheckpointError(f"{label}: {seen or f'{error}; download it again'}") from error
+
+
+def index_problems(
+    tensors: Mapping[str, Sequence[TensorInfo]], weight_map: Mapping[str, str], label: str
+) -> list[str]:
+    """Where the index and the headers of the shards (`tensors` by file) disagree: a line a shard and kind.
+
+    `tensors` may lack shards whose headers could not be read.
+    """
+    present = {file: {info.name for info in infos} for file, infos in tensors.items()}
+    faults = {file: _Disagreement() for file in tensors}
+    for name, file in weight_map.items():
+        if file in present and name not in present[file]:
+            faults[file].lacks.append(name)
+    for file, infos in tensors.items():
+        for name in (info.name for info in infos):
+            home = weight_map.get(name)
+            if home is None:
+                faults[file].unnamed.append(name)
+            elif home != file:
+                twice = name in present.get(home, ())
+                (faults[file].twice if twice else faults[file].misplaced).append(name)
+    return [f"{label}/{shown(file)}: {line}" for file, fault in faults.items() for line in fault.lines()]
+
+
+@dataclass
+class _Disagreement:
+    """Names of one shard by the way in which it and the index disagree."""
+
+    lacks: list[str] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
+    misplaced: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        kinds = (
+            (self.lacks, "lacks tensors the index says it holds"),
+            (self.unnamed, "holds tensors the index does not name"),
+            (self.misplaced, "holds tensors the index places in another shard"),
+            (self.twice, "holds tensors another shard holds too"),
+        )
+        advice = "index and shards are of different checkpoints, download both again"
+        return [f"{text}: {listed(names)}; {advice}" for names, text in kinds if names]
+
+
+def _by_index(folder: Path, index: str, label: str) -> Chosen:
+    weight_map = _weight_map(read_json(folder / index, f"{label}/{index}"), f"{label}/{index}")
+    faults = {file: _shard_problem(folder, file, label, index) for file in sorted(set(weight_map.values()))}
+    files = tuple(file for file, fault in faults.items() if fault is None)
+    return Chosen(files, weight_map, tuple(fault for fault in faults.values() if fault is not None))
+
+
+def _weight_map(index: Mapping[str, object], label: str) -> dict[str, str]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(
+            f"{label}: weight_map is {shown(weight_map)}, not an object of tensor and file names; download it again"
+        )
+    wrong = [name for name, file in weight_map.items() if not isinstance(file, str)]
+    if wrong:
+        raise CheckpointError(f"{label}: weight_map names no file for {listed(wrong)}; download it again")
+    return weight_map
+
+
+def _shard_problem(folder: Path, file: str, label: str, index: str) -> str | None:
+    """The name itself must be safe; what it links to may lie elsewhere, as in the Hub's cache."""
+    parts = file.split("/")
+    if not file.isprintable() or "\\" in file or not {"", ".", ".."}.isdisjoint(parts):
+        return f"{label}/{index}: shard {shown(file)} is not a plain name inside the folder"
+    path = folder / file
+    if os.path.lexists(path):
+        return None
+    unfinished = [file + ending for ending in _UNFINISHED if os.path.lexists(f"{path}{ending}")]
+    if unfinished:
+        return (
+            f"{label}/{file}: is missing, but {unfinished[0]} is there; the download is incomplete, finish it"
+        )
+    return f"{label}/{file}: is missing, {index} lists it; download it again"
+
+
+def _what_else(folder: Path, names: Sequence[str]) -> str:
+    found = []
+    for endings, text in _INSTEAD:
+        matching = [name for name in names if name.endswith(endings)]
+        if matching:
+            found.append(f"holds {text} ({listed(matching, 3)})")
+    unfinished = [name for name in names if name.endswith(_UNFINISHED)]
+    if unfinished:
+        found.append(f"holds an unfinished download ({listed(unfinished, 3)}); download it again")
+    below = [name for name in names if _holds_weights(folder / name)]
+    if below:
+        found.append(
+            f"holds no safetensors itself, but its subfolders do: {listed(below, 10)}; give one of those"
+        )
+    if found:
+        return "no safetensors weights: " + "; ".join(found)
+    holds = listed(names, 10) if names else "nothing"
+    return f"no safetensors weights: holds {holds}; give the folder with the weights"
+
+
+def _holds_weights(folder: Path) -> bool:
+    try:
+        return any(name.endswith(".safetensors") for name in os.listdir(folder))
+    except OSError:
+        return False

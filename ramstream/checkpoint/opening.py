@@ -1,0 +1,222 @@
+"""A checkpoint: its files, tensors and config, opened with every problem listed at once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ramstream.checkpoint import hub
+from ramstream.checkpoint.folder import Chosen, choose, index_problems, read_json
+from ramstream.checkpoint.refused import refusals
+from ramstream.checkpoint.safetensors import WeightFile, read_header
+from ramstream.checkpoint.wording import shown
+from ramstream.errors import CheckpointError, IntegrityError
+from ramstream.types import TensorInfo
+
+_SAMPLES = 64
+_SAMPLE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What the headers of one checkpoint say; no weights are read."""
+
+    label: str
+    """Short name for messages."""
+    folder: Path
+    """Real folder that holds the files."""
+    files: Mapping[str, WeightFile]
+    """Weight files by path relative to `folder`, sorted by it."""
+    tensors: Mapping[str, TensorInfo]
+    """By file, then by offset in it."""
+    config: Mapping[str, Any] | None
+    """`config.json` parsed; None without one, and for a single file."""
+    single_file: bool
+
+    @classmethod
+    def open(cls, source: str | Path) -> Checkpoint:
+        """Open a folder, one `.safetensors` file or a Hub id. CheckpointError lists all its problems."""
+        return _open(source, _label(source))
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Weight files in order."""
+        return tuple(self.folder / name for name in self.files)
+
+    def fingerprint(self) -> str:
+        """sha256 (hex) of headers, sizes and 64 samples of 4 KiB spread evenly over each file.
+
+        Content, not path. CheckpointError for a file that cannot be read, IntegrityError for a changed one.
+        """
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256(b"ramstream checkpoint 1\n")
+        for name, file in self.files.items():
+            digest.update(f"{file.header} {file.size}\n".encode())
+            for block in _samples(self.folder / name, file.size, self._shown(name)):
+                digest.update(block)
+        return digest.hexdigest()
+
+    def stat(self) -> list[list[int]]:
+        """[size, mtime in ns, inode] a file, in file order. IntegrityError for a file that is gone."""
+        found = [self._stat(name) for name in self.files]
+        return [[status.st_size, status.st_mtime_ns, status.st_ino] for status in found]
+
+    def check_sizes(self) -> None:
+        """IntegrityError naming every file whose size is no longer the one its header agreed with."""
+        problems = []
+        for name, file in self.files.items():
+            size = self._stat(name).st_size
+            if size != file.size:
+                problems.append(f"{self._shown(name)}: {_resized(file.size, size)}")
+        if problems:
+            raise IntegrityError("\n".join(problems))
+
+    def _stat(self, name: str) -> os.stat_result:
+        try:
+            return (self.folder / name).stat()
+        except OSError as error:
+            raise IntegrityError(
+                f"{self._shown(name)}: was there when it was opened, now: {error.strerror or error}; restore it"
+            ) from error
+
+    def _shown(self, name: str) -> str:
+        return self.label if self.single_file else f"{self.label}/{name}"
+
+
+def open_all(sources: Sequence[str | Path]) -> list[Checkpoint]:
+    """Open every source; one CheckpointError lists the problems of all of them."""
+    short = [_label(source) for source in sources]
+    taken = Counter(short)
+    checkpoints, problems = [], []
+    for source, label in zip(sources, short, strict=True):
+        try:
+            checkpoints.append(_open(source, label if taken[label] == 1 else _typed(source)))
+        except CheckpointError as error:
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError("\n".join(dict.fromkeys(problems)))
+    return checkpoints
+
+
+def _typed(source: str | Path) -> str:
+    text = str(source)
+    return text.rstrip("/") or text
+
+
+def _label(source: str | Path) -> str:
+    """As typed; of an absolute path the last name only."""
+    text = _typed(source)
+    name = os.path.basename(text)
+    if name in ("", ".", ".."):
+        return shown(os.path.basename(os.path.realpath(text)) or text)
+    return shown(name if os.path.isabs(text) else text)
+
+
+def _locate(source: str | Path, label: str) -> Path:
+    """An existing path is always a path; what else looks like a Hub id is one."""
+    text = str(source)
+    try:
+        os.stat(text)
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.islink(text):
+            target = shown(os.readlink(text))
+            raise CheckpointError(
+                f"{label}: is a link to {target}, which does not exist; download it again"
+            ) from None
+        if isinstance(source, str) and hub.is_id(text):
+            return hub.fetch(text, _faults)
+        raise CheckpointError(f"{shown(text)}: no such file or folder") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{shown(text)}: cannot be read: {reason}") from error
+    return Path(text)
+
+
+def _faults(folder: Path) -> str:
+    """What a snapshot in the Hub's cache lacks: other programs leave it with a few files only."""
+    try:
+        chosen = choose(folder, "the snapshot")
+    except CheckpointError as error:
+        return str(error).replace("\n", "; ")
+    faults = list(chosen.problems)
+    faults += [f"{shown(file)} is a link to nowhere" for file in chosen.files if not (folder / file).exists()]
+    return "; ".join(faults[:3])
+
+
+def _open(source: str | Path, label: str) -> Checkpoint:
+    path = _locate(source, label)
+    if not path.is_dir():
+        # The link's own folder and name, not its target's: in the Hub's cache that is a blob without a name.
+        return _read(label, path.parent.resolve(), Chosen((path.name,)), None, single_file=True)
+    problems = []
+    config = None
+    try:
+        if os.path.lexists(path / "config.json"):
+            config = read_json(path / "config.json", f"{label}/config.json", lenient=True)
+    except CheckpointError as error:
+        problems.append(str(error))
+    try:
+        checkpoint = _read(label, path.resolve(), choose(path, label), config, single_file=False)
+    except CheckpointError as error:
+        problems.append(str(error))
+    if problems:
+        raise CheckpointError("\n".join(problems))
+    return checkpoint
+
+
+def _read(
+    label: str, folder: Path, chosen: Chosen, config: Mapping[str, Any] | None, single_file: bool
+) -> Checkpoint:
+    """Read the header of every chosen file and hold them against the index and each other."""
+    problems = list(chosen.problems)
+    files: dict[str, WeightFile] = {}
+    by_file: dict[str, list[TensorInfo]] = {}
+    for name in chosen.files:
+        try:
+            files[name], by_file[name] = read_header(
+                folder / name, name, label if single_file else f"{label}/{name}"
+            )
+        except CheckpointError as error:
+            problems.append(str(error))
+    if chosen.weight_map is not None:
+        problems += index_problems(by_file, chosen.weight_map, label)
+    tensors = {info.name: info for infos in by_file.values() for info in infos}
+    problems += [f"{label}: {refusal}" for refusal in refusals(tensors)]
+    if not tensors and not problems:
+        problems.append(f"{label}: holds no tensors; give the folder with the weights")
+    if problems:
+        raise CheckpointError("\n".join(problems))
+    return Checkpoint(label, folder, files, tensors, config, single_file)
+
+
+def _samples(path: Path, size: int, label: str) -> Iterator[bytes]:
+    """64 blocks of 4 KiB spread evenly over the file, or all of a smaller one."""
+    last = size - _SAMPLE_BYTES
+    offsets = [last * i // (_SAMPLES - 1) for i in range(_SAMPLES)]
+    if size <= _SAMPLES * _SAMPLE_BYTES:
+        offsets = list(range(0, size, _SAMPLE_BYTES))
+    try:
+        with path.open("rb", buffering=0) as stream:
+            for offset in offsets:
+                nbytes = min(_SAMPLE_BYTES, size - offset)
+                block = os.pread(stream.fileno(), nbytes, offset)
+                if len(block) != nbytes:
+                    raise IntegrityError(f"{label}: {_resized(size, offset + len(block))}")
+                yield block
+    except OSError as error:
+        raise CheckpointError(f"{label}: cannot be read: {error.strerror or error}") from error
+
+
+def _resized(then: int, now: int) -> str:
+    return (
+        f"had {then:,} bytes when it was opened, now has {now:,}; restore it, or start anew with it as it is"
+    )

@@ -1,0 +1,69 @@
+"""Projected memory: integer functions of sizes, nothing measured here. All values are bytes.
+
+projected = reserved + workers × worker. `reserved` is what the process holds whatever it merges (interpreter,
+numpy, numba's compiled kernels, zarr) and what grows with the number of tensors; `worker` is what one worker
+allocates once and reuses, and the mapped pages it keeps resident.
+"""
+
+from __future__ import annotations
+
+from ramstream.errors import BudgetError
+from ramstream.types import GRAIN, STRIP
+
+PROCESS = 190 << 20
+"""Interpreter, libraries and compiled kernels, measured on Linux x86-64 with room to spare."""
+
+TORCH = 320 << 20
+"""torch imported, its allocator and thread pools."""
+
+FOLIO = 2 << 20
+"""Linux maps the whole folio of the page cache around a page that was touched, at most this long."""
+
+MAPPED_SLACK = 2 * FOLIO
+"""Bytes by which the resident pages of a mapped range can exceed the range, until its release."""
+
+PER_TENSOR = 2048
+"""Plan, names and slots of one tensor and one of its sources."""
+
+
+def reserved(tensors: int, agents: int, record: int, torch: bool) -> int:
+    """What the process holds apart from its workers; `record` is the size of one tensor's tallies."""
+    plan = tensors * ((agents + 1) * PER_TENSOR + 2 * record)
+    return PROCESS + (TORCH if torch else 0) + plan
+
+
+def strips(agents: int, itemsize: int) -> int:
+    """One strip of base and agents: resident as mapped pages, and once more where it had to be copied."""
+    return (agents + 1) * (2 * STRIP * itemsize + MAPPED_SLACK)
+
+
+def bits(agents: int) -> int:
+    """The bits of one grain, and the copies that writing them makes."""
+    return 3 * agents * GRAIN // 8
+
+
+def output(itemsize: int) -> int:
+    """The range one worker writes at a time: a grain of output, or a copied range of as many elements."""
+    return GRAIN * itemsize
+
+
+def worker(agents: int, itemsize: int, out_itemsize: int, kernels: int, staging: int = 0) -> int:
+    """One worker; itemsizes are the largest in use, `kernels` the kernels' own buffers, `staging` what a
+    device needs on the host.
+    """
+    return strips(agents, itemsize) + bits(agents) + output(out_itemsize) + kernels + staging
+
+
+def workers_that_fit(budget: int, fixed: int, each: int, wanted: int) -> int:
+    """How many workers, at most `wanted`, fit `budget`; BudgetError where not even one does."""
+    if fixed + each > budget:
+        raise BudgetError(
+            f"one worker needs {mebibytes(fixed + each)} and --memory allows {mebibytes(budget)}; "
+            f"use --memory {-(-(fixed + each) >> 20)}MiB or more"
+        )
+    return min(wanted, (budget - fixed) // each)
+
+
+def mebibytes(size: int) -> str:
+    """`512 MiB`, rounded up so that a stated need is enough."""
+    return f"{-(-size >> 20)} MiB"
