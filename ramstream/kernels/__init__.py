@@ -1,1 +1,1 @@
-"""Fast loops over blocks of elements: `cpu` (numba) and `torch`."""
+"""Fast loops over blocks of elements, as numba loops (`host`) and in torch operations (`torch`)."""

@@ -1,0 +1,248 @@
+"""Merging by a method's torch form, on a GPU or the CPU: the same bits as the numba loops, for every method.
+
+Only eager add, sub, mul, div, where and integer operations: a library cast or a fused operation may round
+otherwise. Unsigned bits live in signed integers, int32 for float32 and int64 for float64.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ramstream.kernels import layout
+from ramstream.kernels.host import Sources
+from ramstream.methods import Method
+from ramstream.types import STRIP, Dtype, Kind
+
+_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
+_ROWS = 24
+"""Temporaries of STRIP eight-byte elements that are alive at once, at most, besides three rows an agent."""
+
+
+class TorchMerger:
+    """Merges strips on `device`, as `host.Merger` does; one thread at a time, on a stream of its own."""
+
+    def __init__(
+        self,
+        method: Method,
+        agents: int,
+        epsilon: float,
+        on_nonfinite: str,
+        compare: Dtype | None,
+        device: str,
+    ) -> None:
+        self._method, self._agents = method, agents
+        self._keep, self._compare = on_nonfinite == "keep", compare
+        self._device = torch.device(device)
+        with np.errstate(over="ignore"):
+            self._epsilon = {
+                torch.float32: torch.from_numpy(np.array([epsilon], np.float32)).to(self._device),
+                torch.float64: torch.from_numpy(np.array([epsilon], np.float64)).to(self._device),
+            }
+        cuda = self._device.type == "cuda"
+        new_stream: Any = torch.cuda.Stream
+        self._stream = new_stream(self._device) if cuda else None
+        shape = (agents + 2, STRIP * 8)
+        self._staging = torch.empty(shape, dtype=torch.uint8, pin_memory=cuda)
+        self._raw = torch.empty(shape, dtype=torch.uint8, device=self._device) if cuda else self._staging
+        with self._on_stream():
+            self._report = torch.zeros(2, dtype=torch.int64, device=self._device)
+
+    @staticmethod
+    def host_bytes(agents: int) -> int:
+        """Bytes of pinned memory one merger holds."""
+        return (agents + 2) * STRIP * 8
+
+    @staticmethod
+    def device_bytes(agents: int) -> int:
+        """Upper bound of the bytes one merger uses on the device, temporaries included."""
+        return (agents + 2) * STRIP * 8 + (3 * agents + _ROWS) * STRIP * 8
+
+    def strip(
+        self,
+        sources: Sources,
+        elements: int,
+        coefficients: NDArray[np.float64],
+        wide: bool,
+        out_dtype: Dtype,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Merge `elements` elements into `out`, their bytes in `out_dtype`; float64 coefficients (T,)."""
+        if elements == 0:
+            return
+        width = torch.float64 if wide else torch.float32
+        rounded_once = coefficients.astype(np.float64 if wide else np.float32)
+        with self._on_stream():
+            scale = torch.from_numpy(rounded_once).to(self._device)
+            base, deltas, special = self._load(sources, elements, width)
+            changed = (deltas != 0).sum(0)
+            values = self._merged(base, deltas, changed, scale)
+            bits = narrow(values, out_dtype)
+            lost = overflows(values, out_dtype) | ~(torch.isfinite(values) | special)
+            if int(sources.codes[0]) == out_dtype:
+                verbatim = changed == 0
+                bits = torch.where(verbatim, self._bits(0, out_dtype, elements), bits)
+                lost &= ~verbatim
+            self._report[0] += lost.sum()
+            if (rounded_once != 1).any():
+                plain = narrow(self._merged(base, deltas, changed, torch.ones_like(scale)), out_dtype)
+                self._report[1] += ((changed == 1) & (plain != bits)).sum()
+            self._write(bits, out)
+
+    def take(self) -> tuple[int, int]:
+        """(overflow, moved) since the last call."""
+        with self._on_stream():
+            overflow, moved = (int(number) for number in self._report.tolist())
+            self._report.zero_()
+        return overflow, moved
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def _merged(
+        self, base: torch.Tensor, deltas: torch.Tensor, changed: torch.Tensor, scale: torch.Tensor
+    ) -> torch.Tensor:
+        return torch.where(changed == 0, base, self._method.merge(base, deltas, scale))
+
+    def _bits(self, index: int, dtype: Dtype, elements: int) -> torch.Tensor:
+        """Source `index` as it lies on the device, as signed integers of its size."""
+        return self._raw[index, : elements * dtype.itemsize].view(_RAW[dtype.itemsize])
+
+    def _write(self, bits: torch.Tensor, out: NDArray[np.uint8]) -> None:
+        flat = bits.view(torch.uint8)
+        staged = self._staging[-1, : len(flat)]
+        staged.copy_(flat, non_blocking=True)
+        if self._stream is not None:
+            self._stream.synchronize()
+        out[: len(flat)] = staged.numpy()
+
+    def _load(
+        self, sources: Sources, elements: int, width: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """base (n,), masked deltas (T, n), and whether any source is not finite (n,)."""
+        base = self._widened(sources, 0, elements, width)
+        special = ~torch.isfinite(base)
+        deltas = torch.zeros(self._agents, elements, dtype=width, device=self._device)
+        for t in range(self._agents):
+            n = min(elements, int(sources.valid[t + 1]))
+            if sources.codes[t + 1] == Kind.ABSENT or n <= 0:
+                continue
+            stored = self._widened(sources, t + 1, n, width)
+            delta = self._masked(base[:n], stored, sources.codes[t + 1] == Kind.DELTA)
+            deltas[t, :n] = delta
+            special[:n] |= ~torch.isfinite(stored)
+        return base, deltas, special
+
+    def _widened(self, sources: Sources, index: int, n: int, width: torch.dtype) -> torch.Tensor:
+        code = int(sources.codes[index])
+        dtype = Dtype.F32 if code == Kind.DELTA else Dtype(code)
+        size = n * dtype.itemsize
+        staged = self._staging[index, :size]
+        ctypes.memmove(staged.data_ptr(), int(sources.addresses[index]), size)
+        if self._stream is not None:
+            self._raw[index, :size].copy_(staged, non_blocking=True)
+        return widen(self._bits(index, dtype, n), dtype, width)
+
+    def _masked(self, base: torch.Tensor, stored: torch.Tensor, is_delta: bool) -> torch.Tensor:
+        zero = torch.zeros_like(base)
+        delta = stored if is_delta else stored - base
+        gap = delta
+        if self._compare is not None:
+            new = base + stored if is_delta else stored
+            gap = rounded(new, self._compare) - rounded(base, self._compare)
+        changed = gap.abs() > self._epsilon[base.dtype]
+        integer = _INTEGER[base.dtype]
+        same = (delta == 0) if is_delta else (stored.view(integer) == base.view(integer))
+        special = ~(torch.isfinite(base) & torch.isfinite(stored))
+        return torch.where(torch.where(special, ~same & self._keep, changed), delta, zero)
+
+
+def rounded(values: torch.Tensor, dtype: Dtype) -> torch.Tensor:
+    """Values (float32 or float64) rounded to a dtype and back; as they are if it is no narrower."""
+    if dtype is Dtype.F64 or (dtype is Dtype.F32 and values.dtype == torch.float32):
+        return values
+    return widen(narrow(values, dtype), dtype, values.dtype)
+
+
+def widen(bits: torch.Tensor, dtype: Dtype, width: torch.dtype) -> torch.Tensor:
+    """Raw bits (signed integers of the item's size) as float32 or float64; exact, NaNs keep their payload."""
+    if dtype is Dtype.F64:
+        return bits.view(torch.float64)
+    if dtype is Dtype.F32:
+        raw = bits
+    elif dtype is Dtype.BF16:
+        raw = bits.to(torch.int32) << 16
+    elif dtype is Dtype.F8_E4M3:
+        raw = _small(bits.to(torch.int32) << 8, 12, 2.0**120, 0x7F << 20)
+    else:
+        half = bits.to(torch.int32) << (8 if dtype is Dtype.F8_E5M2 else 0)
+        raw = _small(half, 13, 2.0**112, 0x7C00 << 13)
+    return raw.view(torch.float32) if width == torch.float32 else _doubles(raw)
+
+
+def _small(pattern: torch.Tensor, shift: int, scale: float, special: int) -> torch.Tensor:
+    """As `formats.small`."""
+    magnitude = (pattern & 0x7FFF) << shift
+    value = (magnitude.view(torch.float32) * scale).view(torch.int32)
+    return value | ((magnitude >= special).to(torch.int32) * 0x7F800000) | ((pattern & 0x8000) << 16)
+
+
+def _doubles(raw: torch.Tensor) -> torch.Tensor:
+    """float32 bits (int32) as float64."""
+    wide = raw.to(torch.int64)
+    special = ((wide & 0x7FFFFF) << 29) | 0x7FF0000000000000 | ((wide >> 31) << 63)
+    value = raw.view(torch.float32).to(torch.float64).view(torch.int64)
+    return torch.where((wide & 0x7F800000) == 0x7F800000, special, value).view(torch.float64)
+
+
+def _nearest(magnitude: torch.Tensor, have: int, want: int, excess: int) -> torch.Tensor:
+    """As `formats.nearest`, on int64."""
+    exponent = magnitude >> have
+    mantissa = (magnitude & ((1 << have) - 1)) + ((exponent > 0).to(torch.int64) << have)
+    exponent = exponent.clamp(min=1) - excess
+    shift = ((1 - exponent).clamp(min=0) + (have - want)).clamp(max=60)
+    half = torch.ones_like(shift) << (shift - 1)
+    mantissa = (mantissa + half - 1 + ((mantissa >> shift) & 1)) >> shift
+    return mantissa + ((exponent.clamp(min=1) - 1) << want)
+
+
+def _single_bits(values: torch.Tensor) -> torch.Tensor:
+    """float32 bits (int64, without a sign of their own) nearest to float32 or float64 values; ±Inf beyond."""
+    if values.dtype == torch.float32:
+        return values.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    bits = values.view(torch.int64)
+    magnitude = bits & 0x7FFFFFFFFFFFFFFF
+    single = torch.where(magnitude < 0x47EFFFFFF0000000, _nearest(magnitude, 52, 23, 896), 0x7F800000)
+    return single | (((bits >> 63) & 1) << 31)
+
+
+def narrow(values: torch.Tensor, dtype: Dtype) -> torch.Tensor:
+    """float32 or float64 values as bits of `dtype`, signed integers of its size; as `formats.narrow`."""
+    nan, integer = int(layout.NAN[dtype]), _RAW[dtype.itemsize]
+    if dtype is Dtype.F64:
+        bits = values.to(torch.float64).view(torch.int64)
+        return torch.where(torch.isnan(values), nan, bits)
+    single = _single_bits(values)
+    if dtype is Dtype.F32:
+        return torch.where(torch.isnan(values), nan, single).to(integer)
+    magnitude = single & 0x7FFFFFFF
+    bits = _nearest(magnitude, 23, int(layout.MANTISSA[dtype]), 127 - int(layout.BIAS[dtype]))
+    bits = torch.where(magnitude >= int(layout.LIMIT[dtype]), int(layout.BEYOND[dtype]), bits)
+    bits = bits | ((single >> 31) << (8 * dtype.itemsize - 1))
+    none = ~torch.isfinite(values) if dtype is Dtype.F8_E4M3 else torch.isnan(values)
+    return torch.where(none, nan, bits).to(integer)
+
+
+def overflows(values: torch.Tensor, dtype: Dtype) -> torch.Tensor:
+    """Where `narrow` loses a value: finite but out of range, or an infinity that E4M3 has not."""
+    finite = torch.isfinite(values)
+    if dtype is Dtype.F64:
+        return torch.zeros_like(finite)
+    lost = finite & ((_single_bits(values) & 0x7FFFFFFF) >= int(layout.LIMIT[dtype]))
+    return lost | torch.isinf(values) if dtype is Dtype.F8_E4M3 else lost
