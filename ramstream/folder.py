@@ -1,0 +1,219 @@
+"""The output folder apart from its weights: side files, config, index, and the model card."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ramstream.errors import CheckpointError, IntegrityError
+from ramstream.plan import SideFile
+from ramstream.types import Dtype, config_name
+
+SIDE_FILE_LIMIT = 64 << 20
+RECORD = "ramstream.json"
+CARD = "README.md"
+INDEX = "model.safetensors.index.json"
+
+_INDEX_SUFFIX = ".safetensors.index.json"
+_WEIGHTS = (
+    ".safetensors",
+    _INDEX_SUFFIX,
+    ".bin",
+    ".bin.index.json",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".gguf",
+    ".h5",
+    ".msgpack",
+    ".npz",
+    ".distcp",
+    ".onnx",
+    ".onnx_data",
+    ".ot",
+    ".tflite",
+)
+
+
+def collect(folder: Path, weights: Collection[str]) -> tuple[list[SideFile], list[str]]:
+    """The base's files that go along verbatim, and a line for each that is left behind.
+
+    Regular files up to 64 MB, subfolders included, by content and not as links; not weights, hidden files, the
+    README, or a former merge's record. `weights` names the files that are merged. CheckpointError for a file
+    or folder that cannot be read.
+    """
+    files: list[SideFile] = []
+    left: list[str] = []
+    above = frozenset(os.fspath(path) for path in (folder.resolve(), *folder.resolve().parents))
+    for relative in _walk(folder, "", above):
+        if relative in weights or _is_index(folder, relative):
+            continue
+        why = _left_behind(folder / relative, relative)
+        if why:
+            left.append(f"{relative} ({why})")
+        else:
+            data = read(folder / relative)
+            files.append(SideFile(relative, len(data), hashlib.sha256(data).hexdigest()))
+    return files, left
+
+
+def _walk(folder: Path, below: str, above: frozenset[str]) -> Iterator[str]:
+    """Relative paths of all files, links followed; one of a folder that is not entered ends in a slash.
+
+    `above` are the real folders that `below` lies in.
+    """
+    try:
+        names = sorted(os.listdir(folder / below))
+    except OSError as error:
+        raise CheckpointError(f"{folder / below}: cannot be read ({error.strerror})") from error
+    for name in names:
+        path = folder / below / name
+        real = os.path.realpath(path)
+        if not path.is_dir():
+            yield below + name
+        elif name.startswith(".") or real in above:
+            yield f"{below}{name}/"
+        else:
+            yield from _walk(folder, f"{below}{name}/", above | {real})
+
+
+def _is_index(folder: Path, relative: str) -> bool:
+    """Whether a file is the index that says which files are merged."""
+    other = "/" not in relative and relative.endswith(_INDEX_SUFFIX)
+    return relative == INDEX or (other and not (folder / INDEX).exists())
+
+
+def _left_behind(path: Path, relative: str) -> str:
+    """Why a file does not go along, empty if it does."""
+    if path.name.startswith("."):
+        return "hidden"
+    if relative.endswith("/"):
+        return "links to a folder that it lies in"
+    if relative.lower().endswith(_WEIGHTS):
+        return "weights or a pickle, and not among what is merged"
+    if relative == CARD:
+        return "the output has its own model card"
+    if relative == RECORD:
+        return "the record of a former merge"
+    if not path.is_file():
+        return "not a regular file"
+    if path.stat().st_size > SIDE_FILE_LIMIT:
+        return f"{path.stat().st_size >> 20} MiB, side files go up to {SIDE_FILE_LIMIT >> 20} MiB"
+    return ""
+
+
+def read(path: Path) -> bytes:
+    """All bytes of a side file; CheckpointError where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def write_side_files(
+    base: Path, side_files: Iterable[SideFile], target: Path, dtype: Dtype | None
+) -> dict[str, str]:
+    """Write side files into `target` with the umask's mode; their sha256 as written.
+
+    config.json has its dtype field changed where `dtype` converts the output. IntegrityError where a file is
+    not what it was when the merge was planned.
+    """
+    written = {}
+    for side_file in side_files:
+        data = read(base / side_file.name)
+        found = hashlib.sha256(data).hexdigest()
+        if found != side_file.sha256:
+            raise IntegrityError(
+                f"{base / side_file.name} changed since the merge was planned (sha256 {found[:12]}, "
+                f"it was {side_file.sha256[:12]}); restore it, or remove the unfinished run"
+            )
+        if side_file.name == "config.json" and dtype is not None:
+            data = with_dtype(data, config_name(dtype))
+        written[side_file.name] = write(target / side_file.name, data)
+    return written
+
+
+def write(path: Path, data: bytes) -> str:
+    """Write one file, folders included, with the umask's mode; its sha256."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def with_dtype(config: bytes, name: str) -> bytes:
+    """config.json with its `dtype`/`torch_dtype` set, also in `text_config`; all other bytes stay."""
+    done, position = b"", 0
+    for found in re.finditer(rb'("(?:torch_)?dtype"\s*:\s*)"[^"]*"', config):
+        marked = config[: found.start()] + found[1] + b'"ramstream was here"' + config[found.end() :]
+        if _holds_dtype(json.loads(marked), "ramstream was here"):
+            done += config[position : found.start()] + found[1] + json.dumps(name).encode()
+            position = found.end()
+    return done + config[position:]
+
+
+def _holds_dtype(config: Any, value: str) -> bool:
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
+    return any(part.get(key) == value for part in parts for key in ("dtype", "torch_dtype"))
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def licence(folder: Path) -> list[str]:
+    """The licence lines of the base's model card, as they stand in its front matter."""
+    try:
+        text = (folder / CARD).read_text(errors="replace")
+    except OSError:
+        return []
+    parts = re.match(r"---\r?\n(.*?)\r?\n---", text, re.DOTALL)
+    lines = parts.group(1).splitlines() if parts else []
+    return [line for line in lines if re.match(r"license(_name|_link)?:", line)]
+
+
+def model_card(base: str, agents: Sequence[str], licences: Sequence[str], method: str, table: str) -> bytes:
+    """The model card: Hub metadata, how the model was made, and what the agents changed."""
+    quoted = [json.dumps(label, ensure_ascii=False) for label in (base, *agents)]
+    front = [
+        *licences,
+        "base_model:",
+        *(f"- {label}" for label in quoted),
+        "base_model_relation: merge",
+        "library_name: transformers",
+        "tags:",
+        "- merge",
+        "- ramstream",
+    ]
+    lines = [
+        "---",
+        *front,
+        "---",
+        "",
+        "# Merged model",
+        "",
+        f"Base: `{base}`. Agents trained from it, in order: {', '.join(f'`{label}`' for label in agents)}.",
+        "",
+        f"Merged with ramstream, method `{method}`.",
+        "",
+        table,
+        "",
+        "The record (plan, digests, tallies, checksums) is in `ramstream.json`; `ramstream verify` checks it.",
+        "",
+    ]
+    return "\n".join(lines).encode()
+
+
+def json_bytes(value: Any) -> bytes:
+    """Readable JSON with a final newline."""
+    return json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,195 @@
+"""The count plan: what pass 1 reads, and in which order of elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ramstream.errors import PlanError
+from ramstream.plan.layout import Space, digest
+from ramstream.plan.matching import Match, MatchOptions, SameBytes, match
+from ramstream.types import ALIGNMENT, BYTE_RANGE, GRAIN, MAX_AGENTS, Piece
+
+if TYPE_CHECKING:
+    from ramstream.checkpoint import Checkpoint
+
+SEMANTICS = 1
+"""Raised whenever the same inputs and parameters may give other counts or other bytes."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one checkpoint holds a tensor; `valid` leading elements of it correspond to the base's."""
+
+    file: int
+    offset: int
+    dtype: str
+    valid: int
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """A tensor of the base and its sources, base first; None where a checkpoint has nothing to say."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    elements: int
+    nbytes: int
+    sources: tuple[Source | None, ...]
+    compare: str = "ignore"
+    """For a copied tensor: what follows where an agent's bytes differ (ignore, warn, error)."""
+    reason: str = ""
+    """For a copied tensor: why it is not merged."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether the arithmetic is float64: base or an agent stores float64."""
+        return any(source is not None and source.dtype == "F64" for source in self.sources)
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A checkpoint as the plan remembers it: label, folder, file names and sizes, identity of the content."""
+
+    label: str
+    folder: str
+    files: tuple[tuple[str, int], ...]
+    fingerprint: str
+    single_file: bool
+    """Whether the user named one file, so that the rest of its folder is none of our business."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """Weight files in order."""
+        return [Path(self.folder) / name for name, _ in self.files]
+
+
+@dataclass(frozen=True)
+class CountPlan:
+    """What pass 1 does: everything that decides the counts, and nothing that only decides speed."""
+
+    checkpoints: tuple[CheckpointRef, ...]
+    merged: tuple[PlannedTensor, ...]
+    copied: tuple[PlannedTensor, ...]
+    options: MatchOptions
+    epsilon: float
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    mismatches: tuple[tuple[int, str], ...] = field(default=(), compare=False)
+    """(agent, what) where an agent's dtype is another than the base's."""
+
+    @property
+    def agents(self) -> int:
+        """T, the number of agents."""
+        return len(self.checkpoints) - 1
+
+    @property
+    def labels(self) -> list[str]:
+        """The agents' labels in command-line order."""
+        return [checkpoint.label for checkpoint in self.checkpoints[1:]]
+
+    @cached_property
+    def flat(self) -> Space:
+        """The merged tensors' space, in elements; its units are grains."""
+        return Space.lay([tensor.elements for tensor in self.merged], ALIGNMENT, GRAIN)
+
+    @cached_property
+    def bytes(self) -> Space:
+        """The copied tensors' space, in bytes of the base."""
+        return Space.lay([tensor.nbytes for tensor in self.copied], 8, BYTE_RANGE)
+
+    @property
+    def units(self) -> int:
+        """Units of work: the grains, then the byte ranges."""
+        return self.flat.units + self.bytes.units
+
+    def is_grain(self, unit: int) -> bool:
+        """Whether a unit is a grain of merged tensors."""
+        return unit < self.flat.units
+
+    def pieces(self, unit: int) -> Iterator[tuple[PlannedTensor, Piece]]:
+        """The tensors' parts in one unit."""
+        grains = self.flat.units
+        if unit < grains:
+            return ((self.merged[piece.tensor], piece) for piece in self.flat.pieces(unit))
+        return ((self.copied[piece.tensor], piece) for piece in self.bytes.pieces(unit - grains))
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The fields that decide the counts, by name; two plans with equal identities count the same."""
+        tensors = [
+            [
+                tensor.name,
+                tensor.dtype,
+                list(tensor.shape),
+                [s and [s.dtype, s.valid] for s in tensor.sources],
+            ]
+            for tensor in (*self.merged, *self.copied)
+        ]
+        return {
+            "base": self.checkpoints[0].fingerprint,
+            "agents": [checkpoint.fingerprint for checkpoint in self.checkpoints[1:]],
+            "layout": digest([len(self.merged), tensors]),
+            **self.options.identity(),
+            "epsilon": self.epsilon,
+            "grain": GRAIN,
+            "semantics": SEMANTICS,
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """The count digest: sha256 over `identity`."""
+        return digest(self.identity)
+
+
+def plan_count(
+    base: Checkpoint,
+    agents: Sequence[Checkpoint],
+    epsilon: float = 1e-5,
+    options: MatchOptions | None = None,
+    same_bytes: SameBytes | None = None,
+) -> CountPlan:
+    """Plan pass 1 over `agents`, all trained from `base`.
+
+    `same_bytes` compares two tensors of one checkpoint, needed where an agent stores a tied tensor twice.
+    PlanError or CheckpointError, with every problem that the headers show.
+    """
+    if not 1 <= len(agents) <= MAX_AGENTS:
+        raise PlanError(f"{len(agents)} agents; a merge takes 1 to {MAX_AGENTS}")
+    options = options or MatchOptions()
+    matched = match(base, agents, options, same_bytes)
+    checkpoints = tuple(
+        CheckpointRef(
+            checkpoint.label,
+            str(checkpoint.folder),
+            tuple((name, file.size) for name, file in checkpoint.files.items()),
+            checkpoint.fingerprint(),
+            checkpoint.single_file,
+        )
+        for checkpoint in (base, *agents)
+    )
+    position = [{name: i for i, name in enumerate(c.files)} for c in (base, *agents)]
+    merged = tuple(_planned(entry, position) for entry in matched.entries if not entry.reason)
+    copied = tuple(_planned(entry, position) for entry in matched.entries if entry.reason)
+    return CountPlan(
+        checkpoints, merged, copied, options, epsilon, tuple(matched.notes), tuple(matched.mismatches)
+    )
+
+
+def _planned(entry: Match, position: Sequence[dict[str, int]]) -> PlannedTensor:
+    base = entry.sources[0]
+    assert base is not None
+    sources = tuple(
+        None
+        if source is None
+        else Source(
+            position[k][source.file], source.offset, source.dtype, min(source.elements, base.elements)
+        )
+        for k, source in enumerate(entry.sources)
+    )
+    return PlannedTensor(
+        base.name, base.dtype, base.shape, base.elements, base.nbytes, sources, entry.compare, entry.reason
+    )

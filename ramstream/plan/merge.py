@@ -1,0 +1,171 @@
+"""The merge plan: the method, and the output files to the last offset."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ramstream.errors import PlanError
+from ramstream.plan.count import CountPlan, PlannedTensor
+from ramstream.plan.layout import digest
+from ramstream.types import ITEMSIZE, Dtype
+
+if TYPE_CHECKING:
+    from ramstream.methods import Method
+
+DATA_ALIGNMENT = 4096
+"""Output headers are padded with spaces so that tensor data starts on this boundary."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor goes in the output."""
+
+    file: int
+    offset: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """One weight file of the output: its name, its whole header (length prefix included) and its size."""
+
+    name: str
+    header: bytes
+    size: int
+
+
+@dataclass(frozen=True)
+class SideFile:
+    """A file of the base that is not weights and goes along verbatim."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class MergePlan:
+    """What a merge does: the counts, the method, and the output to the last offset."""
+
+    count: CountPlan
+    method: Method
+    dtype: Dtype | None
+    merged: tuple[Slot, ...]
+    copied: tuple[Slot, ...]
+    outputs: tuple[OutputFile, ...]
+    side_files: tuple[SideFile, ...]
+    left_behind: tuple[str, ...] = field(default=(), compare=False)
+    """Files of the base that do not go along, said in the summary."""
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The fields that decide the output's bytes."""
+        return {
+            "counts": self.count.digest,
+            "method": self.method.name(),
+            "parameters": asdict(self.method),
+            "outputs": [[file.name, hashlib.sha256(file.header).hexdigest()] for file in self.outputs],
+            "side files": [[file.name, file.sha256] for file in self.side_files],
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """The merge digest: sha256 over `identity`."""
+        return digest(self.identity)
+
+    @property
+    def written(self) -> int:
+        """Bytes of weight files."""
+        return sum(file.size for file in self.outputs)
+
+    def slots(self, unit: int) -> tuple[Slot, ...]:
+        """The slots that `Piece.tensor` indexes in this unit."""
+        return self.merged if self.count.is_grain(unit) else self.copied
+
+
+def plan_output(
+    count: CountPlan,
+    method: Method,
+    dtype: Dtype | None = None,
+    shard_size: int | None = None,
+    side_files: Sequence[SideFile] = (),
+    left_behind: Sequence[str] = (),
+) -> MergePlan:
+    """Add the method and the output files to a count plan.
+
+    `dtype` converts every float tensor; `shard_size` (bytes) replaces the base's shards by others of at most
+    that size, or one tensor. PlanError where the plan counts with another epsilon than the method's.
+    """
+    if method.epsilon != count.epsilon:
+        raise PlanError(f"the counts use epsilon {count.epsilon}, the method {method.epsilon}; plan with one")
+    tensors = [(t, _output_dtype(t, dtype)) for t in (*count.merged, *count.copied)]
+    shards = _shards(count, tensors, shard_size)
+    outputs: list[OutputFile] = []
+    slots: dict[str, Slot] = {}
+    for index, (name, members) in enumerate(shards):
+        header, size = _header(members)
+        position = len(header)
+        for tensor, out in members:
+            slots[tensor.name] = Slot(index, position, out)
+            position += _nbytes(tensor, out)
+        outputs.append(OutputFile(name, header, size))
+    merged, copied = (tuple(slots[t.name] for t in group) for group in (count.merged, count.copied))
+    return MergePlan(
+        count, method, dtype, merged, copied, tuple(outputs), tuple(side_files), tuple(left_behind)
+    )
+
+
+def _output_dtype(tensor: PlannedTensor, dtype: Dtype | None) -> str:
+    is_float = tensor.dtype in Dtype.__members__
+    return dtype.name if dtype is not None and is_float else tensor.dtype
+
+
+def _nbytes(tensor: PlannedTensor, dtype: str) -> int:
+    return tensor.nbytes if dtype == tensor.dtype else tensor.elements * ITEMSIZE[dtype]
+
+
+Members = list[tuple[PlannedTensor, str]]
+
+
+def _shards(count: CountPlan, tensors: Members, shard_size: int | None) -> list[tuple[str, Members]]:
+    """The output's files with their tensors in file order: the base's own, or cut by `shard_size`."""
+
+    def place(member: tuple[PlannedTensor, str]) -> tuple[int, int]:
+        base = member[0].sources[0]
+        assert base is not None
+        return base.file, base.offset
+
+    ordered = sorted(tensors, key=place)
+    if shard_size is None:
+        files = [name for name, _ in count.checkpoints[0].files]
+        return [(name, [m for m in ordered if place(m)[0] == i]) for i, name in enumerate(files)]
+    shards: list[Members] = [[]]
+    room = shard_size
+    for tensor, out in ordered:
+        need = _nbytes(tensor, out)
+        if shards[-1] and need > room:
+            shards.append([])
+            room = shard_size
+        shards[-1].append((tensor, out))
+        room -= need
+    if len(shards) == 1:
+        return [("model.safetensors", shards[0])]
+    return [(f"model-{i + 1:05}-of-{len(shards):05}.safetensors", shard) for i, shard in enumerate(shards)]
+
+
+def _header(members: Members) -> tuple[bytes, int]:
+    """A safetensors header, padded so that data starts on DATA_ALIGNMENT, and the whole file's size."""
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor, out in members:
+        begin, end = end, end + _nbytes(tensor, out)
+        table[tensor.name] = {"dtype": out, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    length = -(-(8 + len(text)) // DATA_ALIGNMENT) * DATA_ALIGNMENT
+    header = (length - 8).to_bytes(8, "little") + text.ljust(length - 8)
+    return header, length + end
