@@ -1,1 +1,62 @@
-"""Merge checkpoints of large language models that were RL-trained from one base, out of core."""
+"""Merge checkpoints of large language models that were RL-trained from one base, out of core.
+
+from ramstream import Checkpoint, Limits, RamPlus, merge, plan_merge
+
+plan = plan_merge(Checkpoint.open(base), [Checkpoint.open(a) for a in agents], RamPlus(r=0.1))
+print(plan)
+merge(plan, "out", Limits(memory="2GB"))
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ramstream.checkpoint import Checkpoint
+    from ramstream.engine import Limits, count, merge
+    from ramstream.errors import RamstreamError
+    from ramstream.methods.ram import Ram
+    from ramstream.methods.ram_plus import RamPlus
+    from ramstream.overlap import OverlapStore
+    from ramstream.plan import MatchOptions
+    from ramstream.planning import plan_counts, plan_merge
+    from ramstream.queries import stats_of
+    from ramstream.verify import verify
+
+_HOMES = {
+    "Checkpoint": "checkpoint",
+    "Limits": "engine",
+    "MatchOptions": "plan",
+    "OverlapStore": "overlap",
+    "Ram": "methods.ram",
+    "RamPlus": "methods.ram_plus",
+    "RamstreamError": "errors",
+    "count": "engine",
+    "merge": "engine",
+    "plan_counts": "planning",
+    "plan_merge": "planning",
+    "stats_of": "queries",
+    "verify": "verify",
+}
+
+__all__ = [
+    "Checkpoint",
+    "Limits",
+    "MatchOptions",
+    "OverlapStore",
+    "Ram",
+    "RamPlus",
+    "RamstreamError",
+    "count",
+    "merge",
+    "plan_counts",
+    "plan_merge",
+    "stats_of",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Public names load what they need when they are first used: `--help` needs none of it.
+    if name in _HOMES:
+        return getattr(import_module(f"ramstream.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'ramstream' has no attribute {name!r}")

@@ -1,0 +1,175 @@
+"""The command line: parse, one library call, an exit code. Everything heavy is imported inside the commands."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from ramstream.errors import IntegrityError, RamstreamError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def main() -> NoReturn:
+    """Run `ramstream`; every error a user can cause is one message and its exit code, never a traceback."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        sys.exit(cli(standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except RamstreamError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        click.echo(f"error: {error.filename or 'input/output'}: {error.strerror or error}", err=True)
+        sys.exit(1)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("stopped; the same command goes on from here", err=True)
+        sys.exit(130)
+
+
+def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    def apply(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return apply
+
+
+_matching = _options(
+    click.option("--compare-dtype", metavar="D", help="Round base and agents to this dtype to see what changed."),
+    click.option("--include", multiple=True, metavar="GLOB", help="Merge only tensors of these names."),
+    click.option("--exclude", multiple=True, metavar="GLOB", help="Copy tensors of these names from the base."),
+    click.option("--missing", type=click.Choice(["error", "base"]), default="error", show_default=True,
+                 help="A tensor that some agents lack."),
+    click.option("--extra", type=click.Choice(["error", "ignore"]), default="error", show_default=True,
+                 help="A tensor that only an agent has."),
+    click.option("--vocab", type=click.Choice(["error", "base-rows"]), default="error", show_default=True,
+                 help="Vocabularies of different size."),
+    click.option("--on-nonfinite", type=click.Choice(["error", "base", "keep"]), default="error", show_default=True,
+                 help="NaN or Inf in an agent where the base differs."),
+)  # fmt: skip
+
+_resources = _options(
+    click.option("--memory", metavar="SIZE", help="Largest resident set, e.g. 2GB; by default a quarter of RAM."),
+    click.option("--workers", type=int, metavar="N", help="Worker threads, by default one a core."),
+    click.option("--io", type=click.Choice(["mmap", "pread"]), default="mmap", show_default=True,
+                 help="How checkpoints are read; pread for network file systems."),
+)  # fmt: skip
+
+_parameters = click.option(
+    "-p", "parameters", multiple=True, metavar="NAME=VALUE", help="A parameter of the method, e.g. r=0.2."
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+_loudness = _options(
+    click.option("-q", "--quiet", is_flag=True, help="No progress."),
+    click.option("-v", "--verbose", is_flag=True, help="A line for every batch that is on disk."),
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ramstream")
+def cli() -> None:
+    """Merge RL-trained checkpoints of one base, out of core: bounded memory, resumable, audited."""
+
+
+@cli.command()
+@click.argument("base")
+@click.argument("agents", nargs=-1, required=True, metavar="AGENT...")
+@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The output folder.")
+@click.option("-m", "--method", default="ram-plus", show_default=True, help="ram or ram-plus.")
+@_parameters
+@click.option(
+    "--dtype", metavar="D", help="Dtype of every float tensor of the output; by default the base's."
+)
+@_matching
+@click.option("--store", type=click.Path(path_type=Path), help="An overlap store to use, or to make there.")
+@click.option(
+    "--keep-store/--no-keep-store", default=None, help="Keep the overlap store; by default if under 10 GB."
+)
+@click.option("--shard-size", metavar="SIZE", help="Cut the output anew into files of this size, e.g. 5GB.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT when the new one is complete.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and what it takes; write nothing.")
+@_resources
+@click.option(
+    "--device", default="auto", show_default=True, help="auto, cpu, cuda:N, or cpu:torch for the torch form."
+)
+@_json
+@_loudness
+def merge(base: str, agents: tuple[str, ...], out: Path, as_json: bool, **options: Any) -> None:
+    """Merge AGENT... into BASE and write OUT.
+
+    The same command again goes on where a killed one stopped.
+    """
+    from ramstream.commands import dry_run, plan_from, run_merge
+    from ramstream.report import outcome_view, plan_view
+
+    plan, limits = plan_from(base, agents, options)
+    if options["dry_run"]:
+        forecast = dry_run(plan, out, limits, options)
+        _show(as_json, forecast, plan_view)
+        return
+    outcome = run_merge(plan, out, limits, options)
+    done = {"out": str(outcome.out), "already_complete": outcome.already_complete, **outcome.summary}
+    _show(as_json, done, lambda summary: outcome_view(summary["out"], summary["already_complete"], summary))
+
+
+@cli.command()
+@click.argument("targets", nargs=-1, required=True, metavar="(STORE | OUT | BASE AGENT...)")
+@click.option("--store", type=click.Path(path_type=Path), help="Keep the counts there, or answer from there.")
+@_parameters
+@_matching
+@click.option("--by", type=click.Choice(["tensor", "layer", "kind"]), help="Break the numbers down.")
+@click.option(
+    "--agents", "subset", metavar="1,3", help="Only these agents, by number or label (needs a store)."
+)
+@_resources
+@_json
+@_loudness
+def stats(targets: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Show who changed what: from checkpoints, from an overlap store, or from a merge's output.
+
+    A store or an output answers without opening a checkpoint.
+    """
+    from ramstream.commands import stats_from
+    from ramstream.report import stats_view
+
+    _show(as_json, stats_from(targets, options), stats_view)
+
+
+@cli.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--read-data", is_flag=True, help="Read every byte of the weights; without it only the structure."
+)
+@_json
+def verify(out: Path, read_data: bool, as_json: bool) -> None:
+    """Check a merge's output: every file, size and header; with --read-data every byte."""
+    from ramstream.report import verify_view
+    from ramstream.verify import verify as verify_output
+
+    report = verify_output(out, read_data)
+    _show(as_json, report.as_dict(), verify_view)
+    if report.problems:
+        raise IntegrityError(f"{out} is not what was written; merge again, or restore it from a copy")
+
+
+def _show(as_json: bool, data: Any, view: Callable[[Any], Any]) -> None:
+    """One JSON object on stdout, or tables."""
+    if as_json:
+        click.echo(json.dumps(data, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    console = Console(highlight=False, markup=False, width=None if terminal else 200)
+    for part in view(data):
+        console.print(part, soft_wrap=not terminal)

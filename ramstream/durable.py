@@ -1,0 +1,102 @@
+"""The few file operations whose order makes a run survive: fsync of files and folders, whole-file writes, locks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ramstream.errors import DiskFullError, JournalError, PlanError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def make_folder(path: Path) -> None:
+    """A folder with its parents, if it is not there; PlanError where that is impossible, but for want of space."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        raise PlanError(f"{path} cannot be made: {error.strerror}; choose another place") from error
+
+
+def sync(path: Path) -> None:
+    """fsync one file or folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """fsync every file and folder below and including `folder`, contents before names."""
+    for parent, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            sync(Path(parent) / name)
+        sync(Path(parent))
+
+
+def sync_all(paths: Iterable[Path]) -> None:
+    """fsync files, then the folders that hold them, each once."""
+    folders = set()
+    for path in paths:
+        sync(path)
+        folders.add(path.parent)
+    for folder in folders:
+        sync(folder)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that its name never stands for part of it: a temporary, fsync, rename, fsync."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_bytes(data)
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """pwrite all of `data`."""
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
+
+
+@contextmanager
+def lock(path: Path, what: str) -> Iterator[None]:
+    """Hold `path` as a lock; JournalError where another process does. The text inside is only for people."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            raise JournalError(f"{what} is in use by {holder}; wait for it or stop it") from None
+        if not path.exists() or path.stat().st_ino != os.fstat(descriptor).st_ino:
+            # its holder removed it between our open and our lock, and a third may hold a new one
+            raise JournalError(f"{what} was in use by a run that just ended; run the command again")
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def disk_full_is_an_error(where: Path) -> Iterator[None]:
+    """Turn ENOSPC and an exhausted quota into DiskFullError; what is on disk stays."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskFullError(
+                f"{error.filename or where}: {error.strerror}; free some space and run the same command again, "
+                "it goes on where it stopped"
+            ) from error
+        raise

@@ -1,0 +1,143 @@
+"""Limits: what may change how fast a run is, and never its bytes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ramstream import memory
+from ramstream.errors import PlanError
+from ramstream.kernels import host
+from ramstream.plan import CountPlan, MergePlan
+from ramstream.tallies import tally_dtype
+from ramstream.types import ITEMSIZE
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_UNITS |= {f"{prefix}I": 1 << (10 * power) for power, prefix in enumerate("KMGT", start=1)}
+_CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Resources of a run. `memory` is text as on the command line (`2GB`, `512MiB`) or bytes, None for a
+    quarter of the machine's or cgroup's memory, at most 4 GB; `workers` None for one a core.
+    """
+
+    memory: str | int | None = None
+    workers: int | None = None
+    device: str = "auto"
+    io: Literal["mmap", "pread"] = "mmap"
+
+    def budget(self) -> int:
+        """Bytes the resident set may take."""
+        if self.memory is None:
+            return min(machine_memory() // 4, 4 * 10**9)
+        return parse_size(self.memory) if isinstance(self.memory, str) else self.memory
+
+    def wanted_workers(self) -> int:
+        """Workers that are wanted; PlanError below one."""
+        if self.workers is None:
+            return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if self.workers < 1:
+            raise PlanError(f"--workers is {self.workers}; it must be 1 or more")
+        return self.workers
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Limits made concrete for one plan."""
+
+    workers: int
+    budget: int
+    projected: int
+    device: str
+    io: Literal["mmap", "pread"]
+
+
+def capacity(limits: Limits, count: CountPlan, merge: MergePlan | None = None) -> Capacity:
+    """How many workers fit; BudgetError where not even one does, naming both numbers and the option."""
+    device = resolve_device(limits.device) if merge else "cpu"
+    torch = merge is not None and (device != "cpu" or merge.method.kernel is None)
+    tensors = (*count.merged, *count.copied)
+    sources = [source.dtype for tensor in count.merged for source in tensor.sources if source]
+    slots = [slot.dtype for slot in merge.merged + merge.copied] if merge else []
+    itemsize = max((ITEMSIZE[dtype] for dtype in sources), default=1)
+    out_itemsize = max((ITEMSIZE.get(dtype, 1) for dtype in slots), default=0)
+    staging = 0
+    if torch:
+        from ramstream.kernels.torch import TorchMerger
+
+        staging = TorchMerger.host_bytes(count.agents)
+    fixed = memory.reserved(len(tensors), count.agents, tally_dtype(count.agents).itemsize, torch)
+    kernels = host.counter_bytes(count.agents) + host.merger_bytes(count.agents)
+    each = memory.worker(count.agents, itemsize, out_itemsize, kernels, staging)
+    budget = limits.budget()
+    workers = memory.workers_that_fit(budget, fixed, each, limits.wanted_workers())
+    return Capacity(workers, budget, fixed + workers * each, device, limits.io)
+
+
+def resolve_device(device: str) -> str:
+    """`auto` is a GPU where the machine shows one, without importing torch where it does not."""
+    if device != "auto":
+        return device
+    if any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd")):
+        import torch
+
+        if torch.cuda.is_available():
+            return "cuda:0"
+    return "cpu"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `512MB` (powers of ten), `2GiB` (powers of two) or a plain number. PlanError otherwise."""
+    word = text.strip().upper().removesuffix("B")
+    number = word.rstrip("KMGTI")
+    unit = word[len(number) :]
+    try:
+        size = int(float(number) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise PlanError(f"{text!r} is not a size; write 512MB, 2GiB or a number of bytes") from None
+    if size <= 0:
+        raise PlanError(f"{text!r} is not a size above 0")
+    return size
+
+
+def free_disk(path: Path) -> int:
+    """Bytes free where `path` is or would be made."""
+    existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    return shutil.disk_usage(existing).free
+
+
+def machine_memory() -> int:
+    """Bytes of RAM, or of the cgroup's limit where that is lower."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in _CGROUP:
+        try:
+            total = min(total, int(Path(path).read_text()))
+        except (OSError, ValueError):
+            continue
+    return total
+
+
+def peak_memory() -> int | None:
+    """Largest resident set of this process so far, in bytes; None where the system does not say.
+
+    Read from inside: what a parent sees of its child includes the moment before exec.
+    """
+    return _status("VmHWM:")
+
+
+def resident_memory() -> int | None:
+    """Resident set of this process now, in bytes; None where the system does not say."""
+    return _status("VmRSS:")
+
+
+def _status(key: str) -> int | None:
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(key))

@@ -1,0 +1,243 @@
+"""The place of a run: OUT, and the folder `OUT.ramstream` beside it where everything is built.
+
+OUT.ramstream/plan.json       whose unfinished run this is; gone when it is finished
+              overlap.zarr    the overlap store, unless --store puts it elsewhere
+              journal.jsonl   what of the output is done
+              out/            the output while it is built
+              old/            the former OUT, for the moment between two renames
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ramstream import durable, folder
+from ramstream.errors import IntegrityError, JournalError, PlanError
+from ramstream.overlap import OverlapStore
+from ramstream.plan import CountPlan, MergePlan, differences
+from ramstream.record import Record
+
+
+@dataclass(frozen=True)
+class Place:
+    """Paths of one merge; `out` is absolute, its parent real."""
+
+    out: Path
+
+    @classmethod
+    def of(cls, out: str | Path) -> Place:
+        """The place of an output as the user names it; PlanError for a name that no folder can have."""
+        path = Path(os.path.abspath(out))
+        place = cls(path.parent.resolve() / path.name)
+        try:
+            os.lstat(place.work)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            raise PlanError(f"{place.work} cannot be made: {error.strerror}; choose another place") from error
+        return place
+
+    @property
+    def work(self) -> Path:
+        """The folder everything is built in."""
+        return self.out.with_name(self.out.name + ".ramstream")
+
+    @property
+    def staged(self) -> Path:
+        """The output while it is built."""
+        return self.work / "out"
+
+    @property
+    def store(self) -> Path:
+        """The overlap store's usual place."""
+        return self.work / "overlap.zarr"
+
+    @property
+    def journal(self) -> Path:
+        """The merge journal."""
+        return self.work / "journal.jsonl"
+
+    @property
+    def plan(self) -> Path:
+        """Identity of the unfinished run."""
+        return self.work / "plan.json"
+
+    @property
+    def old(self) -> Path:
+        """The former output while it is being replaced."""
+        return self.work / "old"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that works here."""
+        return self.work / "lock"
+
+    @property
+    def set_aside(self) -> Path:
+        """The store of the former output, while a merge of something else is built."""
+        return self.work / "old.zarr"
+
+    def refuse_overlaps(self, count: CountPlan, store: Path | None) -> None:
+        """PlanError where OUT, its work folder or the store is, contains, lies in or links to an input.
+
+        Neither may a store of the user's choice and OUT or the work folder; only the usual place lies in there.
+        """
+        for mine in (self.out, self.work):
+            refuse_overlap(mine, count, "the output")
+        if store is not None and store.resolve() != self.store.resolve():
+            refuse_overlap(store, count, "the store")
+            for mine in (self.out, self.work):
+                if _overlap(store, mine):
+                    raise PlanError(
+                        f"the store {store} and the output {mine} overlap; choose another --store"
+                    )
+
+    def finished(self, plan: MergePlan) -> bool:
+        """Whether OUT already is the result of exactly this merge, with nothing of it left to tidy up."""
+        before = self._unfinished()
+        return self._is_result(plan) and (before is None or before["merge"] != plan.identity)
+
+    def published(self, plan: MergePlan) -> bool:
+        """Whether the result of this merge has its name: a kill came before the tidying up."""
+        return self._is_result(plan) and not self.staged.exists()
+
+    def _is_result(self, plan: MergePlan) -> bool:
+        try:
+            return Record.read(self.out).merge_digest == plan.digest
+        except PlanError:
+            return False
+
+    def refuse_existing(self, plan: MergePlan, overwrite: bool) -> None:
+        """PlanError where something stands at OUT that may not be replaced.
+
+        The output of this very merge may: a kill came between its name and the tidying up.
+        """
+        if os.path.lexists(self.out) and not self.out.is_dir():
+            raise PlanError(f"{self.out} exists and is not a folder; choose another output")
+        if self.out.exists() and not overwrite and not self._is_result(plan):
+            raise PlanError(f"{self.out} exists; use --overwrite to replace it when the new one is complete")
+
+    def claim(self, plan: MergePlan) -> None:
+        """Take over what an earlier run left, as far as it belongs to this merge, and drop the rest of it.
+
+        JournalError where it is another merge's, IntegrityError where the inputs changed under it.
+        """
+        before = self._unfinished()
+        if before is not None and before["merge"] == plan.identity:
+            return
+        if before is not None:
+            self._refuse_other_counts(plan.count, before)
+            folder.remove(self.journal)  # first: it vouches for what is staged
+            folder.remove(self.staged)
+        self._set_aside_store(plan.count, unfinished=before is not None)
+        identities = {"merge": plan.identity, "counts": plan.count.identity, "inputs": _paths(plan.count)}
+        durable.write_whole(self.plan, json.dumps(identities).encode())
+
+    def _unfinished(self) -> dict[str, Any] | None:
+        """What `claim` wrote for the run that is not finished, None where there is none."""
+        try:
+            identities: dict[str, Any] = json.loads(self.plan.read_bytes())
+            return identities
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _refuse_other_counts(self, count: CountPlan, before: dict[str, Any]) -> None:
+        now, then = count.identity, before["counts"]
+        if now == then:
+            return
+        if _paths(count) == before["inputs"]:
+            seen = zip(count.checkpoints, [then["base"], *then["agents"]], strict=True)
+            changed = [checkpoint.label for checkpoint, content in seen if checkpoint.fingerprint != content]
+            if changed:
+                raise IntegrityError(
+                    f"{', '.join(changed)} changed since {self.work} was begun; restore the files, or remove "
+                    f"{self.work} to start anew"
+                )
+        raise JournalError(
+            f"{self.work} holds an unfinished merge of something else: {differences(now, then)}; finish that "
+            f"one with its own command, or remove {self.work}"
+        )
+
+    def _set_aside_store(self, count: CountPlan, unfinished: bool) -> None:
+        """A store that a finished merge kept and that does not fit this one goes with the old output."""
+        if unfinished or not self.store.exists():
+            return
+        try:
+            fits = OverlapStore(self.store).digest == count.digest
+        except PlanError:
+            fits = False
+        if not fits:
+            folder.remove(self.set_aside)
+            self.store.rename(self.set_aside)
+
+    def publish(self, overwrite: bool) -> None:
+        """Give the staged output its name; can be repeated from any point where it was interrupted.
+
+        PlanError where something appeared at OUT meanwhile and may not be replaced.
+        """
+        if self.staged.exists():
+            if os.path.lexists(self.out):
+                if not overwrite:
+                    raise PlanError(f"{self.out} appeared meanwhile; use --overwrite to replace it")
+                folder.remove(self.old)
+                self.out.rename(self.old)
+                durable.sync(self.out.parent)
+            self.staged.rename(self.out)
+            durable.sync(self.out.parent)
+
+    def give_up(self, store: Path) -> None:
+        """Drop a run that can never finish, with its unfinished store; what was there before it comes back."""
+        if not OverlapStore(store).complete:
+            folder.remove(store)
+        if self.set_aside.exists():
+            folder.remove(self.store)
+            self.set_aside.rename(self.store)
+        folder.remove(self.journal)
+        folder.remove(self.staged)
+        self._leave()
+
+    def clear(self, keep_store: bool) -> None:
+        """Remove what a finished merge no longer needs; the plan last, since it says that we are not done."""
+        for path in (self.old, self.set_aside, self.journal):
+            folder.remove(path)
+        if not keep_store:
+            folder.remove(self.store)
+        self._leave()
+
+    def _leave(self) -> None:
+        durable.sync(self.work)
+        folder.remove(self.plan)
+        folder.remove(self.lock)
+        if not any(self.work.iterdir()):
+            self.work.rmdir()
+        durable.sync(self.out.parent)
+
+
+def refuse_overlap(mine: Path, count: CountPlan, what: str) -> None:
+    """PlanError where `mine` is, contains, lies in or links to an input, as they are named and as they are."""
+    for checkpoint in count.checkpoints:
+        theirs = list(checkpoint.paths)
+        if not checkpoint.single_file:
+            theirs.append(Path(checkpoint.folder))
+        for path in theirs:
+            if _overlap(mine, path):
+                raise PlanError(
+                    f"{what} {mine} and the input {checkpoint.label} ({path}) overlap; "
+                    "choose a place outside every input"
+                )
+
+
+def _overlap(one: Path, two: Path) -> bool:
+    return any(
+        a == b or a in b.parents or b in a.parents
+        for a in {Path(os.path.abspath(one)), one.resolve()}
+        for b in {Path(os.path.abspath(two)), two.resolve()}
+    )
+
+
+def _paths(count: CountPlan) -> list[list[str]]:
+    return [[str(path.resolve()) for path in checkpoint.paths] for checkpoint in count.checkpoints]

@@ -1,0 +1,80 @@
+"""The journal: an append-only file of lines that vouch for finished work.
+
+A line is `<xxh3-64 of the rest, 16 hex digits> <JSON>\\n`. Replay stops at the first line that is torn or does
+not match its checksum, and cuts the file there: what no line vouches for was not done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ramstream.durable import write_at
+
+Record = dict[str, Any]
+
+
+def _line(record: Record) -> bytes:
+    text = json.dumps(record, separators=(",", ":")).encode()
+    return xxhash.xxh3_64_hexdigest(text).encode() + b" " + text + b"\n"
+
+
+def _parse(line: bytes) -> Record | None:
+    checksum, _, text = line[:-1].partition(b" ")
+    if not line.endswith(b"\n") or checksum != xxhash.xxh3_64_hexdigest(text).encode():
+        return None
+    record: Record = json.loads(text)
+    return record
+
+
+class Journal:
+    """One journal file. `durable=False` leaves fsync out, for a journal that need not survive."""
+
+    def __init__(self, path: Path, durable: bool = True) -> None:
+        self.path = path
+        self._durable = durable
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._end = 0
+
+    def replay(self) -> Iterator[tuple[int, Record]]:
+        """Every intact record with its position, in order; then the file ends after the last of them."""
+        position = 0
+        with open(self.path, "rb") as file:
+            for line in file:
+                record = _parse(line)
+                if record is None:
+                    break
+                yield position, record
+                position += len(line)
+        os.ftruncate(self._descriptor, position)
+        self._end = position
+
+    def append(self, records: Sequence[Record]) -> list[int]:
+        """Append records and return their positions; on return they are on disk."""
+        positions, lines, end = [], [], self._end
+        for record in records:
+            positions.append(end)
+            lines.append(_line(record))
+            end += len(lines[-1])
+        write_at(self._descriptor, memoryview(b"".join(lines)), self._end)
+        if self._durable:
+            os.fsync(self._descriptor)
+        self._end = end  # only now: what a full disk cut short, the next append writes over
+        return positions
+
+    def read(self, position: int) -> Record:
+        """The record that `append` or `replay` placed there."""
+        with open(self.path, "rb") as file:
+            file.seek(position)
+            record = _parse(file.readline())
+        assert record is not None, f"{self.path}: the line at {position} was intact when it was replayed"
+        return record
+
+    def close(self) -> None:
+        """Close the file; the journal can be opened again."""
+        os.close(self._descriptor)

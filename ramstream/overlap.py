@@ -1,0 +1,191 @@
+"""The overlap store: a zarr group of who changed each element, and the tallies, readable on its own.
+
+    changed      uint8 (T, ceil(N / 8))   bit j of byte b: element 8·b + j of the flat space; one chunk a grain
+    <tally>      one array a field of `ramstream.tallies`, first axis the merged tensors
+    attributes   format, identity, names, shapes, dtypes, starts, labels, epsilon, complete, …
+    journal.jsonl   which grains were counted; the tallies are made from it once, at the end
+
+Chunks are written whole and uncompressed: zstd saves a fifth on scattered masks and costs more than it saves.
+A stored chunk is no proof of work, only the journal is.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.core.array_spec import ArrayConfigParams
+
+from ramstream import durable
+from ramstream.errors import JournalError, PlanError
+from ramstream.plan import CountPlan, Described, Space, differences
+from ramstream.tallies import Tallies, empty
+from ramstream.types import ALIGNMENT, GRAIN
+
+FORMAT = "ramstream overlap 1"
+BITS = "changed"
+JOURNAL = "journal.jsonl"
+LOCK = "lock"
+
+# zarr compares every chunk with the fill value before writing it unless told not to, which costs more than
+# the write; the writer knows which grains are empty and leaves those out itself.
+_CONFIG: ArrayConfigParams = {"write_empty_chunks": True}
+
+
+class OverlapStore:
+    """One store, complete or not; reading needs nothing but the store."""
+
+    def __init__(self, path: Path) -> None:
+        """Open an existing store; PlanError where `path` is none that this version reads."""
+        self.path = path
+        try:
+            self.attributes: dict[str, Any] = dict(zarr.open_group(path, mode="r").attrs)
+        except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+            raise PlanError(f"{path} is not an overlap store ({type(error).__name__})") from error
+        if self.attributes.get("format") != FORMAT:
+            raise PlanError(
+                f"{path} has format {self.attributes.get('format')!r}, this version reads {FORMAT!r}"
+            )
+
+    @classmethod
+    def create(cls, path: Path, plan: CountPlan, bits: bool) -> OverlapStore:
+        """Make an empty store for a plan, with or without room for the bits; it appears under its name whole."""
+        new = path.with_name(path.name + ".new")
+        shutil.rmtree(new, ignore_errors=True)
+        attributes = {
+            "format": FORMAT,
+            "complete": False,
+            "digest": plan.digest,
+            "identity": plan.identity,
+            "grain": GRAIN,
+            "bits": bits,
+            "described": vars(Described.of(plan)),
+        }
+        zarr.create_group(new, attributes=attributes)
+        if bits:
+            width = -(-plan.flat.total // 8)
+            chunk = max(min(GRAIN // 8, width), 1)
+            _create(new, BITS, (plan.agents, width), np.dtype(np.uint8), (plan.agents, chunk))
+        (new / JOURNAL).touch()
+        durable.sync_tree(new)
+        new.rename(path)
+        durable.sync(path.parent)
+        return cls(path)
+
+    @classmethod
+    def open_for(cls, path: Path, plan: CountPlan, bits: bool) -> OverlapStore:
+        """The store at `path` for exactly this plan's counts, made if there is none.
+
+        PlanError where it holds other counts: a store is never overwritten by another's.
+        """
+        if not path.exists():
+            durable.make_folder(path.parent)
+            return cls.create(path, plan, bits)
+        store = cls(path)
+        store.refuse_other(plan, bits)
+        return store
+
+    def refuse_other(self, plan: CountPlan, bits: bool) -> None:
+        """PlanError where this is not the store of exactly this plan's counts, or lacks bits that are wanted."""
+        if self.digest != plan.digest:
+            what = differences(plan.identity, self.attributes["identity"])
+            raise PlanError(f"{self.path} holds the counts of something else: {what}; use another --store")
+        if bits and not self.has_bits:
+            raise PlanError(
+                f"{self.path} was begun with --no-keep-store and keeps tallies only; go on with that option, "
+                "or remove it to count again"
+            )
+
+    @property
+    def digest(self) -> str:
+        """The count digest it is valid for."""
+        return str(self.attributes["digest"])
+
+    @property
+    def complete(self) -> bool:
+        """Whether every grain was counted and the tallies are written."""
+        return bool(self.attributes["complete"])
+
+    @property
+    def has_bits(self) -> bool:
+        """Whether it keeps who changed each element, not only the tallies."""
+        return bool(self.attributes["bits"])
+
+    @property
+    def described(self) -> Described:
+        """The model it was counted on, with what counting found."""
+        described = Described.from_json(self.attributes["described"])
+        return replace(described, notes=(*described.notes, *self.attributes.get("found", ())))
+
+    @property
+    def flat(self) -> Space:
+        """The flat space that the bits are laid out in."""
+        return Space.lay(self.described.elements, ALIGNMENT, GRAIN)
+
+    @cached_property
+    def bits(self) -> zarr.Array[Any]:
+        """The zarr array of bits. PlanError where the store has tallies only."""
+        if not self.has_bits:
+            raise PlanError(f"{self.path} keeps tallies only; count again with --store to keep the bits")
+        return zarr.open_array(self.path / BITS, mode="r+", config=_CONFIG)
+
+    def write_bits(self, grain: int, planes: NDArray[np.uint8]) -> Path:
+        """Store the bits (T, bytes) of one grain and return the chunk's file, which is not yet fsynced."""
+        begin = grain * (GRAIN // 8)
+        self.bits[:, begin : begin + planes.shape[1]] = planes
+        return self.path / BITS / "c" / "0" / str(grain)
+
+    def finish(self, tallies: Tallies, found: Sequence[str]) -> None:
+        """Write the tallies, one record a merged tensor, and what else was found; mark the store complete."""
+        for name in tallies.dtype.names or ():
+            values = np.ascontiguousarray(tallies[name])
+            _create(self.path, name, values.shape, values.dtype, values.shape)[...] = values
+        durable.sync_tree(self.path)
+        self.attributes |= {"complete": True, "found": list(found)}
+        metadata = self.path / "zarr.json"
+        whole = json.loads(metadata.read_text())
+        whole["attributes"] = self.attributes
+        durable.write_whole(metadata, json.dumps(whole).encode())
+
+    def tallies(self) -> Tallies:
+        """The tallies, one record a merged tensor. JournalError where the counting is unfinished."""
+        if not self.complete:
+            raise JournalError(f"{self.path} is unfinished; run the same command again to complete it")
+        described = self.described
+        tallies = empty(len(described.labels), len(described.names))
+        for name in tallies.dtype.names or ():
+            if tallies[name].size:
+                tallies[name] = zarr.open_array(self.path / name, mode="r")[...]
+        return tallies
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+
+def _create(
+    folder: Path, name: str, shape: Sequence[int], dtype: np.dtype[Any], chunks: Sequence[int]
+) -> zarr.Array[Any]:
+    return zarr.create_array(
+        folder / name,
+        shape=tuple(shape),
+        dtype=dtype,
+        chunks=tuple(max(size, 1) for size in chunks),
+        compressors=None,
+        fill_value=0,
+        overwrite=True,
+        config=_CONFIG,
+    )
+
+
+def projected_size(plan: CountPlan, record: int) -> int:
+    """Bytes a store with bits takes at most; `record` is the size of one tensor's tallies."""
+    return plan.agents * plan.flat.total // 8 + 2 * record * len(plan.merged) + (1 << 16)

@@ -1,0 +1,161 @@
+"""The record of a finished merge, `ramstream.json`: what verifies the output and answers questions about it."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ramstream import folder, tallies
+from ramstream.errors import PlanError
+from ramstream.plan import Described, MergePlan, Space
+from ramstream.types import ALIGNMENT, BYTE_RANGE, GRAIN, ITEMSIZE, Dtype
+
+FORMAT = "ramstream merge 1"
+_PACKAGES = ("ramstream", "numpy", "numba", "xxhash", "zarr", "safetensors")
+
+
+@dataclass(frozen=True)
+class Range:
+    """A contiguous part of an output file."""
+
+    file: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class RecordedTensor:
+    """A tensor of the output: its size in its space, and where it lies."""
+
+    name: str
+    dtype: str
+    length: int
+    nbytes: int
+    file: int
+    offset: int
+
+
+@dataclass
+class Record:
+    """Everything `verify` and `stats` need to know about an output. Checksums are xxh3-64 a unit, in hex."""
+
+    count_digest: str
+    merge_digest: str
+    method: dict[str, Any]
+    sources: list[dict[str, Any]]
+    options: dict[str, Any]
+    described: dict[str, Any]
+    coefficients: Any
+    summary: dict[str, Any]
+    files: list[dict[str, Any]]
+    """name, size, and sha256 of the header with its length prefix."""
+    side_files: dict[str, str]
+    """sha256 of every other file of the output but this record."""
+    left_behind: list[str]
+    merged: list[RecordedTensor]
+    copied: list[RecordedTensor]
+    checksums: list[str]
+    encoded_tallies: str
+    grain: int = GRAIN
+    byte_range: int = BYTE_RANGE
+    format: str = FORMAT
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def units(self) -> Iterator[tuple[str, list[Range]]]:
+        """Each unit's checksum with the ranges of the output it covers, in order."""
+        flat = Space.lay([tensor.length for tensor in self.merged], ALIGNMENT, self.grain)
+        ranges = Space.lay([tensor.length for tensor in self.copied], 8, self.byte_range)
+        checksums = iter(self.checksums)
+        for space, tensors in ((flat, self.merged), (ranges, self.copied)):
+            for unit in range(space.units):
+                yield (
+                    next(checksums),
+                    [self._range(tensors[p.tensor], p.begin, p.end) for p in space.pieces(unit)],
+                )
+
+    def _range(self, tensor: RecordedTensor, begin: int, end: int) -> Range:
+        # A space counts elements, or the base's bytes; either way the output's bytes are proportional.
+        first, last = (position * tensor.nbytes // tensor.length for position in (begin, end))
+        return Range(self.files[tensor.file]["name"], tensor.offset + first, last - first)
+
+    def to_bytes(self) -> bytes:
+        """As it stands in `ramstream.json`."""
+        return folder.json_bytes(asdict(self))
+
+    @classmethod
+    def read(cls, output: Path) -> Record:
+        """The record of an output folder; PlanError where there is none that this version reads."""
+        path = output / folder.RECORD
+        try:
+            data = json.loads(path.read_bytes())
+            if data.get("format") != FORMAT:
+                raise PlanError(f"{path} has format {data.get('format')!r}, this version reads {FORMAT!r}")
+            for group in ("merged", "copied"):
+                data[group] = [RecordedTensor(**tensor) for tensor in data[group]]
+            return cls(**data)
+        except FileNotFoundError:
+            raise PlanError(f"{output} is no output of ramstream: it has no {folder.RECORD}") from None
+        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise PlanError(f"{path} cannot be read: {error}") from error
+
+    def description(self) -> Described:
+        """The model that was counted."""
+        return Described.from_json(self.described)
+
+    def tally_records(self) -> tallies.Tallies:
+        """The tallies of pass 1, one record a merged tensor."""
+        return tallies.decode(self.encoded_tallies, len(self.description().labels))
+
+
+def make_record(
+    plan: MergePlan,
+    described: Described,
+    counted: tallies.Tallies,
+    coefficients: Any,
+    checksums: Sequence[int],
+    side_files: dict[str, str],
+    summary: dict[str, Any],
+) -> Record:
+    """The record of a merge whose units are all done."""
+    import hashlib
+
+    count = plan.count
+
+    def recorded(which: str) -> list[RecordedTensor]:
+        rows = []
+        for tensor, slot in zip(getattr(count, which), getattr(plan, which), strict=True):
+            converted = slot.dtype != tensor.dtype
+            nbytes = tensor.elements * ITEMSIZE[slot.dtype] if converted else tensor.nbytes
+            length = tensor.elements if which == "merged" else tensor.nbytes
+            rows.append(RecordedTensor(tensor.name, slot.dtype, length, nbytes, slot.file, slot.offset))
+        return rows
+
+    return Record(
+        count_digest=count.digest,
+        merge_digest=plan.digest,
+        method={"name": plan.method.name(), **vars(plan.method)},
+        sources=[{"label": ref.label, "fingerprint": ref.fingerprint} for ref in count.checkpoints],
+        options={
+            **count.options.identity(),
+            "dtype": plan.dtype.name if isinstance(plan.dtype, Dtype) else None,
+        },
+        described=vars(described),
+        coefficients=coefficients,
+        summary=summary,
+        files=[
+            {"name": f.name, "size": f.size, "header_sha256": hashlib.sha256(f.header).hexdigest()}
+            for f in plan.outputs
+        ],
+        side_files=side_files,
+        left_behind=list(plan.left_behind),
+        merged=recorded("merged"),
+        copied=recorded("copied"),
+        checksums=[f"{checksum:016x}" for checksum in checksums],
+        encoded_tallies=tallies.encode(counted),
+        versions={"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+    )

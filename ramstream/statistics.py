@@ -1,0 +1,229 @@
+"""Statistics of an overlap: plain numbers from the tallies, for tables, JSON and the model card alike.
+
+Everything here follows from the tallies of pass 1 and a method's formula for its coefficients; no checkpoint
+is opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramstream.tallies import Tallies
+
+if TYPE_CHECKING:
+    from ramstream.methods import Method
+    from ramstream.plan import Described
+
+ALARM_SHARE = 0.9
+"""Above this share of changed elements an agent is probably no RL fine-tune of this base."""
+
+_KINDS = (
+    ("expert", ("expert",)),
+    ("norm", ("norm", "ln_", "layernorm")),
+    ("attention", ("attn", "attention", "q_proj", "k_proj", "v_proj", "o_proj", "qkv")),
+    (
+        "mlp",
+        ("mlp", "ffn", "feed_forward", "gate_proj", "up_proj", "down_proj", "intermediate", "dense", "fc"),
+    ),
+    ("embedding", ("embed", "wte", "wpe", "lm_head", "output.weight")),
+)
+
+Overlap = NDArray[np.int64]
+"""(tensors, T, T): [i, t, k] elements of tensor i that t and exactly k others changed."""
+
+
+def kind_of(name: str) -> str:
+    """attention, mlp, embedding, norm, expert, or other, by the words in a tensor's name."""
+    lowered = name.lower()
+    return next((kind for kind, words in _KINDS if any(word in lowered for word in words)), "other")
+
+
+def layer_of(name: str) -> str:
+    """`layer 3` for the first number in a tensor's name, otherwise `outside layers`."""
+    found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
+    return f"layer {found.group(1)}" if found else "outside layers"
+
+
+GROUPINGS: dict[str, Callable[[str], str]] = {"tensor": str, "layer": layer_of, "kind": kind_of}
+
+
+def statistics(
+    described: Described,
+    overlap: Overlap,
+    method: Method,
+    by: str | None = None,
+    tallies: Tallies | None = None,
+    agents: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """All of `ramstream stats` as plain data.
+
+    `overlap` is that of the agents looked at; `tallies` add what only pass 1 saw and `agents` are their indices
+    there (all by default). `by` groups the tensors by `tensor`, `layer` or `kind`.
+    """
+    chosen = list(range(len(described.labels))) if agents is None else list(agents)
+    labels = [described.labels[t] for t in chosen]
+    elements = np.array(described.elements, np.int64)
+    lambdas = method.coefficients(overlap)
+    total = overlap.sum(axis=0)
+    size = int(elements.sum())
+    result: dict[str, Any] = {
+        "base": described.base,
+        "elements": size,
+        "tensors": len(described.names),
+        "epsilon": described.epsilon,
+        "agents": [_agent(label, total[t], size) for t, label in enumerate(labels)],
+        "counts": _counts(total, size),
+        "method": {"name": method.name(), **_parameters(method)},
+        "lambda": _lambda_rows(method, lambdas, described.names),
+    }
+    if tallies is not None:
+        result["pairs"] = list(_pairs(tallies, chosen, labels, size))
+        for t, agent in zip(chosen, result["agents"], strict=True):
+            agent["nonfinite"] = int(tallies["nonfinite"][:, t + 1].sum())
+            agent["l2_norm"] = _finite(np.sqrt(tallies["l2"][:, t].sum()))
+            agent["steps"] = _steps(tallies["steps"][:, t].sum(axis=0))
+        result["nonfinite_in_base"] = int(tallies["nonfinite"][:, 0].sum())
+        if agents is None and tallies["patterns"].size:
+            result["patterns"] = _patterns(tallies["patterns"].sum(axis=0), labels)
+    if by is not None:
+        result["groups"] = list(_groups(described.names, elements, overlap, GROUPINGS[by]))
+    result["copied"] = [{"name": n, "reason": why, "bytes": nbytes} for n, why, nbytes in described.copied]
+    result["warnings"] = [
+        *described.notes,
+        *_mismatches(described, chosen, result["agents"]),
+        *_warnings(result, described),
+    ]
+    return result
+
+
+def _parameters(method: Method) -> dict[str, Any]:
+    return {key: value for key, value in vars(method).items() if key != "epsilon"}
+
+
+def _agent(label: str, overlap: NDArray[np.int64], size: int) -> dict[str, Any]:
+    """One agent's row of the paper's table; shares are fractions."""
+    changed, unique = int(overlap.sum()), int(overlap[0])
+    shared = changed - unique
+    return {
+        "label": label,
+        "changed": changed,
+        "changed_share": changed / size if size else 0.0,
+        "unique": unique,
+        "shared": shared,
+        "overlapping": [int(n) / changed if changed else 0.0 for n in overlap],
+        "rho": shared / unique if unique else ("inf" if shared else 0.0),
+    }
+
+
+def _counts(overlap: NDArray[np.int64], size: int) -> list[int]:
+    """Elements changed by exactly 0, 1, … T agents."""
+    exactly = [int(overlap[:, k].sum()) // (k + 1) for k in range(overlap.shape[1])]
+    return [size - sum(exactly), *exactly]
+
+
+def _lambda_rows(method: Method, lambdas: NDArray[np.float64], names: Sequence[str]) -> Any:
+    """One row where all tensors share λ, otherwise a row a tensor."""
+    if len(lambdas) == 0 or (lambdas == lambdas[0]).all():
+        return lambdas[0].tolist() if len(lambdas) else []
+    return {name: row.tolist() for name, row in zip(names, lambdas, strict=True)}
+
+
+def _pairs(
+    tallies: Tallies, chosen: Sequence[int], labels: Sequence[str], size: int
+) -> Iterator[dict[str, Any]]:
+    """Overlap against chance, sign conflicts and the cosine of the deltas, for each two agents."""
+    pairs, conflicts, dots = (tallies[name].sum(axis=0) for name in ("pairs", "sign_conflicts", "dots"))
+    for i, s in enumerate(chosen):
+        for j in range(i + 1, len(chosen)):
+            t = chosen[j]
+            both, chance = int(pairs[s, t]), int(pairs[s, s]) * int(pairs[t, t]) / max(size, 1)
+            norm = float(np.sqrt(dots[s, s] * dots[t, t]))
+            same = both == pairs[s, s] == pairs[t, t] and dots[s, t] == dots[s, s] == dots[t, t]
+            yield {
+                "agents": [labels[i], labels[j]],
+                "both": both,
+                "both_by_chance": chance,
+                "against_chance": both / chance if chance else None,
+                "sign_conflicts": int(conflicts[s, t]),
+                "conflict_share": int(conflicts[s, t]) / both if both else 0.0,
+                "cosine": _finite(dots[s, t] / norm) if norm else None,
+                "identical": bool(same and both),
+            }
+
+
+def _steps(histogram: NDArray[np.int64]) -> dict[str, list[int]]:
+    return {"unique": histogram[0].tolist(), "shared": histogram[1].tolist()}
+
+
+def _patterns(patterns: NDArray[np.int64], labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Elements by exact set of contributors, the unchanged ones first."""
+    return [
+        {"agents": [label for t, label in enumerate(labels) if pattern >> t & 1], "elements": int(n)}
+        for pattern, n in enumerate(patterns)
+    ]
+
+
+def _groups(
+    names: Sequence[str], elements: NDArray[np.int64], overlap: Overlap, group_of: Callable[[str], str]
+) -> Iterator[dict[str, Any]]:
+    members: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        members.setdefault(group_of(name), []).append(i)
+    for group, indices in members.items():
+        size, total = int(elements[indices].sum()), overlap[indices].sum(axis=0)
+        yield {
+            "group": group,
+            "tensors": len(indices),
+            "elements": size,
+            "agents": [_agent("", row, size) for row in total],
+            "counts": _counts(total, size),
+        }
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _mismatches(described: Described, chosen: Sequence[int], agents: list[dict[str, Any]]) -> Iterator[str]:
+    """The alarm about agents of another dtype, with the share of changes it comes with."""
+    for agent, text in described.mismatches:
+        if agent in chosen:
+            share = agents[chosen.index(agent)]["changed_share"]
+            yield f"{text}; {100 * share:.1f} % of its elements count as changed"
+
+
+def _warnings(result: dict[str, Any], described: Described) -> Iterator[str]:
+    """What a reader should know before trusting the numbers."""
+    agents = result["agents"]
+    for agent in agents:
+        if agent["changed_share"] > ALARM_SHARE:
+            yield (
+                f"{agent['label']} changed {100 * agent['changed_share']:.1f} % of the elements: "
+                "it is probably not an RL fine-tune, or not one of this base"
+            )
+        if not agent["changed"]:
+            yield f"{agent['label']} is identical to the base in every merged element"
+    for pair in result.get("pairs", ()):
+        if pair["identical"]:
+            yield f"{pair['agents'][0]} and {pair['agents'][1]} are identical in every merged element"
+    if agents and not any(agent["changed"] for agent in agents):
+        yield "nothing changed at all: a merge equals the base"
+    if "BF16" in described.dtypes:
+        least = min((value - 1 for value in _flat(result["lambda"]) if value > 1), default=None)
+        if least is not None:
+            steps = int(np.ceil(0.5 / least))
+            yield (
+                f"in bf16 output a unique change of fewer than {steps} steps is not moved by the smallest λ, "
+                f"{1 + least:.3g}; the summary of a merge counts how many outputs λ moved"
+            )
+
+
+def _flat(lambdas: Any) -> Iterator[float]:
+    rows = lambdas.values() if isinstance(lambdas, dict) else [lambdas]
+    for row in rows:
+        yield from row

@@ -1,0 +1,94 @@
+"""The output's weight files: header first, then ranges at fixed offsets, in any order, from any worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramstream import durable
+from ramstream.plan import OutputFile
+
+
+def create_files(folder: Path, outputs: Sequence[OutputFile]) -> None:
+    """Allocate every file to its full size, then write its header; fsynced.
+
+    Allocation first: writing into unallocated space is an order of magnitude slower, and a full disk shows
+    before any work is done.
+    """
+    for output in outputs:
+        path = folder / output.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _allocate(descriptor, output.size)
+            durable.write_at(descriptor, memoryview(output.header), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    durable.sync_tree(folder)
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    os.ftruncate(descriptor, size)
+    if size and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+
+
+def intact(folder: Path, outputs: Sequence[OutputFile]) -> bool:
+    """Whether `create_files` was completed: every file is there in full size under its header."""
+    for output in outputs:
+        path = folder / output.name
+        if not path.is_file() or path.stat().st_size != output.size:
+            return False
+        with open(path, "rb") as file:
+            if file.read(len(output.header)) != output.header:
+                return False
+    return True
+
+
+class RangeWriter:
+    """Writes ranges of the output's files; one a worker."""
+
+    def __init__(self, folder: Path, outputs: Sequence[OutputFile]) -> None:
+        self._paths = [folder / output.name for output in outputs]
+        self._open: dict[int, int] = {}
+
+    def write(self, file: int, offset: int, data: NDArray[np.uint8]) -> None:
+        """Write all bytes of `data` at an absolute offset."""
+        if file not in self._open:
+            self._open[file] = os.open(self._paths[file], os.O_WRONLY)
+        durable.write_at(self._open[file], memoryview(data), offset)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Close the files; nothing is fsynced here."""
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def sync_files(folder: Path, outputs: Sequence[OutputFile], touched: Iterable[int]) -> None:
+    """fsync the files with these numbers."""
+    for file in sorted(set(touched)):
+        durable.sync(folder / outputs[file].name)
+
+
+def index(outputs: Sequence[OutputFile], tensors: Iterable[tuple[str, int, int]]) -> dict[str, Any] | None:
+    """The content of `model.safetensors.index.json`, or None where the only file is `model.safetensors`.
+
+    `tensors` gives name, file number and bytes of each tensor.
+    """
+    if [output.name for output in outputs] == ["model.safetensors"]:
+        return None
+    rows = sorted(tensors)
+    return {
+        "metadata": {"total_size": sum(size for _, _, size in rows)},
+        "weight_map": {name: outputs[file].name for name, file, _ in rows},
+    }
