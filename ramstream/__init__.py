@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ramstream.plan import MatchOptions
     from ramstream.planning import plan_counts, plan_merge
     from ramstream.queries import stats_of
-    from ramstream.verify import verify
+    from ramstream.verify import verify_output
 
 _HOMES = {
     "Checkpoint": "checkpoint",
@@ -35,7 +35,7 @@ _HOMES = {
     "plan_counts": "planning",
     "plan_merge": "planning",
     "stats_of": "queries",
-    "verify": "verify",
+    "verify_output": "verify",
 }
 
 __all__ = [
@@ -51,7 +51,7 @@ __all__ = [
     "plan_counts",
     "plan_merge",
     "stats_of",
-    "verify",
+    "verify_output",
 ]
 
 

@@ -154,7 +154,7 @@ def stats(targets: tuple[str, ...], as_json: bool, **options: Any) -> None:
 def verify(out: Path, read_data: bool, as_json: bool) -> None:
     """Check a merge's output: every file, size and header; with --read-data every byte."""
     from ramstream.report import verify_view
-    from ramstream.verify import verify as verify_output
+    from ramstream.verify import verify_output
 
     report = verify_output(out, read_data)
     _show(as_json, report.as_dict(), verify_view)

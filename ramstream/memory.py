@@ -10,8 +10,13 @@ from __future__ import annotations
 from ramstream.errors import BudgetError
 from ramstream.types import GRAIN, STRIP
 
-PROCESS = 190 << 20
-"""Interpreter, libraries and compiled kernels, measured on Linux x86-64 with room to spare."""
+PROCESS = 300 << 20
+"""Interpreter, libraries and kernels, measured on Linux x86-64 with room to spare: some 190 MiB with compiled
+kernels, 275 MiB where this run is the first and compiles them.
+"""
+
+WIDE = 50 << 20
+"""What compiling the kernels for float64 adds."""
 
 TORCH = 320 << 20
 """torch imported, its allocator and thread pools."""
@@ -26,10 +31,12 @@ PER_TENSOR = 2048
 """Plan, names and slots of one tensor and one of its sources."""
 
 
-def reserved(tensors: int, agents: int, record: int, torch: bool) -> int:
-    """What the process holds apart from its workers; `record` is the size of one tensor's tallies."""
+def reserved(tensors: int, agents: int, record: int, wide: bool, torch: bool) -> int:
+    """What the process holds apart from its workers; `record` is the size of one tensor's tallies, `wide`
+    says that a tensor is computed in float64, `torch` that the torch form runs.
+    """
     plan = tensors * ((agents + 1) * PER_TENSOR + 2 * record)
-    return PROCESS + (TORCH if torch else 0) + plan
+    return PROCESS + (WIDE if wide else 0) + (TORCH if torch else 0) + plan
 
 
 def strips(agents: int, itemsize: int) -> int:

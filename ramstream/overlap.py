@@ -12,6 +12,7 @@ A stored chunk is no proof of work, only the journal is.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,7 +59,7 @@ class OverlapStore:
     @classmethod
     def create(cls, path: Path, plan: CountPlan, bits: bool) -> OverlapStore:
         """Make an empty store for a plan, with or without room for the bits; it appears under its name whole."""
-        new = path.with_name(path.name + ".new")
+        new = path.with_name(f"{path.name}.new-{os.getpid()}")
         shutil.rmtree(new, ignore_errors=True)
         attributes = {
             "format": FORMAT,
@@ -76,7 +77,12 @@ class OverlapStore:
             _create(new, BITS, (plan.agents, width), np.dtype(np.uint8), (plan.agents, chunk))
         (new / JOURNAL).touch()
         durable.sync_tree(new)
-        new.rename(path)
+        try:
+            new.rename(path)
+        except OSError:
+            if not path.exists():
+                raise
+            shutil.rmtree(new)  # another run was quicker; whoever locks the store first uses it
         durable.sync(path.parent)
         return cls(path)
 
@@ -88,7 +94,7 @@ class OverlapStore:
         """
         if not path.exists():
             durable.make_folder(path.parent)
-            return cls.create(path, plan, bits)
+            cls.create(path, plan, bits)
         store = cls(path)
         store.refuse_other(plan, bits)
         return store

@@ -36,7 +36,9 @@ class Report:
         return {**vars(self), "out": str(self.out), "ok": not self.problems}
 
 
-def verify(out: str | Path, read_data: bool = False, progress: Callable[[int], None] | None = None) -> Report:
+def verify_output(
+    out: str | Path, read_data: bool = False, progress: Callable[[int], None] | None = None
+) -> Report:
     """Check the output `out` against its record, every byte of the weights with `read_data`.
 
     `progress` is called with the number of bytes read. PlanError where `out` is no output of ramstream.

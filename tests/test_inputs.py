@@ -35,7 +35,7 @@ from ramstream.methods.ram_plus import RamPlus
 from ramstream.plan import MatchOptions, MergePlan
 from ramstream.planning import plan_counts, plan_merge
 from ramstream.types import Dtype
-from ramstream.verify import verify
+from ramstream.verify import verify_output
 
 EMBED, HEAD, UP, NORM = (
     "model.embed_tokens.weight",
@@ -79,7 +79,7 @@ def run_merge(*sources: Path, method: Method | None = None, **words: Any) -> Don
 
     plan = plan_of(list(sources), method, **words)
     outcome = engine.merge(plan, out, limits, overwrite=overwrite, listener=listen)
-    assert not verify(outcome.out, read_data=True).problems
+    assert not verify_output(outcome.out, read_data=True).problems
     return Done(outcome.out, outcome.summary, notes, outcome.already_complete)
 
 

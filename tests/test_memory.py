@@ -9,10 +9,11 @@ from ramstream.types import GRAIN, STRIP
 
 
 def test_reserved_grows_with_tensors_agents_and_tallies() -> None:
-    alone = memory.reserved(0, 3, 17, torch=False)
+    alone = memory.reserved(0, 3, 17, wide=False, torch=False)
     assert alone == memory.PROCESS
-    assert memory.reserved(0, 3, 17, torch=True) == memory.PROCESS + memory.TORCH
-    assert memory.reserved(5, 3, 17, torch=False) - alone == 5 * (4 * memory.PER_TENSOR + 2 * 17)
+    assert memory.reserved(0, 3, 17, wide=True, torch=False) == memory.PROCESS + memory.WIDE
+    assert memory.reserved(0, 3, 17, wide=False, torch=True) == memory.PROCESS + memory.TORCH
+    assert memory.reserved(5, 3, 17, wide=False, torch=False) - alone == 5 * (4 * memory.PER_TENSOR + 2 * 17)
 
 
 def test_a_worker_is_the_sum_of_its_parts() -> None:

@@ -182,3 +182,15 @@ def test_stats_tables_name_every_agent(store: Path, capsys: pytest.CaptureFixtur
     cli.cli(["stats", str(store), "--by", "layer"], standalone_mode=False)
     shown = capsys.readouterr().out
     assert all(label in shown for label in ("one", "two", "three", "four", "layer 0", "outside layers"))
+
+
+def test_two_runs_that_make_the_same_store_share_the_one_that_came_first(
+    model: list[Checkpoint], tmp_path: Path
+) -> None:
+    plan = plan_counts(model[0], model[1:])
+    path = tmp_path / "overlap.zarr"
+    OverlapStore.create(path, plan, bits=True)
+    (path / "mine").touch()
+    assert OverlapStore.create(path, plan, bits=True).digest == plan.digest
+    assert (path / "mine").exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["overlap.zarr"]

@@ -13,7 +13,7 @@ from runs import cli, family, plan_of, run, write_family
 
 from ramstream.errors import PlanError
 from ramstream.types import Dtype
-from ramstream.verify import verify
+from ramstream.verify import verify_output
 
 SHAPES = {
     "a": ("BF16", (4099, 1031)),
@@ -49,19 +49,19 @@ def flip(path: Path, place: int) -> None:
 
 
 def problems(out: Path, read_data: bool = False) -> list[str]:
-    report = verify(out, read_data)
+    report = verify_output(out, read_data)
     assert report.as_dict()["ok"] == (not report.problems)
     return report.problems
 
 
 def test_an_untouched_output_is_whole(out: Path) -> None:
     seen: list[int] = []
-    report = verify(out, read_data=True, progress=seen.append)
+    report = verify_output(out, read_data=True, progress=seen.append)
     assert report.problems == []
     nbytes = 2 * 4099 * 1031 + 4 * 33 * 5 + 8 * 600 + 2 * 700 * 11
     assert report.bytes_read == sum(seen) == nbytes
     assert report.files == 2 + 5  # weights; config, tokenizer, side, index, card
-    assert verify(out).bytes_read == 0
+    assert verify_output(out).bytes_read == 0
     assert cli("verify", out) == cli("verify", out, "--read-data") == 0
 
 
@@ -143,18 +143,18 @@ def test_side_files_added_by_hand_are_nobodys_business(out: Path) -> None:
 
 def test_what_is_no_output_is_refused(out: Path, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"is no output of ramstream: it has no ramstream\.json"):
-        verify(tmp_path)
+        verify_output(tmp_path)
     assert cli("verify", tmp_path / "nothing") == 3
     record = json.loads((out / "ramstream.json").read_bytes())
     (out / "ramstream.json").write_text(json.dumps({**record, "format": "ramstream merge 9"}))
     with pytest.raises(PlanError, match="has format 'ramstream merge 9', this version reads"):
-        verify(out)
+        verify_output(out)
     (out / "ramstream.json").write_text("{")
     with pytest.raises(PlanError, match=r"ramstream\.json cannot be read"):
-        verify(out)
+        verify_output(out)
     (out / "ramstream.json").write_text("[]")
     with pytest.raises(PlanError, match=r"ramstream\.json cannot be read"):
-        verify(out)
+        verify_output(out)
 
 
 @pytest.mark.parametrize("dtype", [Dtype.F32, Dtype.F64, Dtype.F8_E5M2])

@@ -71,7 +71,8 @@ def capacity(limits: Limits, count: CountPlan, merge: MergePlan | None = None) -
         from ramstream.kernels.torch import TorchMerger
 
         staging = TorchMerger.host_bytes(count.agents)
-    fixed = memory.reserved(len(tensors), count.agents, tally_dtype(count.agents).itemsize, torch)
+    record = tally_dtype(count.agents).itemsize
+    fixed = memory.reserved(len(tensors), count.agents, record, "F64" in sources, torch)
     kernels = host.counter_bytes(count.agents) + host.merger_bytes(count.agents)
     each = memory.worker(count.agents, itemsize, out_itemsize, kernels, staging)
     budget = limits.budget()
