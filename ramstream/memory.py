@@ -71,6 +71,15 @@ def workers_that_fit(budget: int, fixed: int, each: int, wanted: int) -> int:
     return min(wanted, (budget - fixed) // each)
 
 
+def device_workers(free: int, each: int, wanted: int) -> int:
+    """How many workers, at most `wanted`, fit what is free on a GPU; BudgetError where not even one does."""
+    if each > free:
+        raise BudgetError(
+            f"one worker needs {mebibytes(each)} on the GPU and {mebibytes(free)} are free; use --device cpu"
+        )
+    return min(wanted, free // each)
+
+
 def mebibytes(size: int) -> str:
     """`512 MiB`, rounded up so that a stated need is enough."""
     return f"{-(-size >> 20)} MiB"

@@ -3,7 +3,8 @@
 import pytest
 
 from ramstream import memory
-from ramstream.engine.limits import Limits, machine_memory, parse_size
+from ramstream.engine import limits
+from ramstream.engine.limits import Limits, machine_memory, parse_size, resolve_device
 from ramstream.errors import BudgetError, PlanError
 from ramstream.types import GRAIN, STRIP
 
@@ -45,6 +46,36 @@ def test_a_budget_too_small_names_both_numbers_and_the_option() -> None:
     with pytest.raises(BudgetError, match=r"needs 50 MiB and --memory allows 40 MiB; use --memory 50MiB"):
         memory.workers_that_fit(40 * mib, 30 * mib, 20 * mib, wanted=1)
     assert memory.workers_that_fit(50 * mib, 30 * mib, 20 * mib, wanted=1) == 1
+
+
+def test_workers_on_a_gpu_fit_what_is_free_there() -> None:
+    assert memory.device_workers(100, 30, wanted=8) == 3
+    with pytest.raises(BudgetError, match="needs 2 MiB on the GPU and 1 MiB are free; use --device cpu"):
+        memory.device_workers(1 << 20, 2 << 20, wanted=1)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:-1", "cpu:0", "", "mps"])
+def test_a_device_nobody_knows_is_refused(device: str) -> None:
+    with pytest.raises(PlanError, match="use auto, cpu, cuda:N or cpu:torch"):
+        resolve_device(device)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_gpus", lambda: 1)
+    assert resolve_device("cuda") == resolve_device("cuda:0") == "cuda:0"
+    with pytest.raises(PlanError, match="--device cuda:1: torch sees 1 GPUs here"):
+        resolve_device("cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("shown", "gpus", "device"), [(False, 1, "cpu"), (True, 0, "cpu"), (True, 1, "cuda:0")]
+)
+def test_auto_is_a_gpu_where_the_machine_shows_one(
+    shown: bool, gpus: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_shows_gpu", lambda: shown)
+    monkeypatch.setattr(limits, "_gpus", lambda: gpus)
+    assert resolve_device("auto") == device
 
 
 @pytest.mark.parametrize(

@@ -66,30 +66,53 @@ def capacity(limits: Limits, count: CountPlan, merge: MergePlan | None = None) -
     slots = [slot.dtype for slot in merge.merged + merge.copied] if merge else []
     itemsize = max((ITEMSIZE[dtype] for dtype in sources), default=1)
     out_itemsize = max((ITEMSIZE.get(dtype, 1) for dtype in slots), default=0)
-    staging = 0
+    staging, wanted = 0, limits.wanted_workers()
     if torch:
         from ramstream.kernels.torch import TorchMerger
 
         staging = TorchMerger.host_bytes(count.agents)
+        if device.startswith("cuda"):
+            wanted = memory.device_workers(_free_on(device), TorchMerger.device_bytes(count.agents), wanted)
     record = tally_dtype(count.agents).itemsize
     fixed = memory.reserved(len(tensors), count.agents, record, "F64" in sources, torch)
     kernels = host.counter_bytes(count.agents) + host.merger_bytes(count.agents)
     each = memory.worker(count.agents, itemsize, out_itemsize, kernels, staging)
     budget = limits.budget()
-    workers = memory.workers_that_fit(budget, fixed, each, limits.wanted_workers())
+    workers = memory.workers_that_fit(budget, fixed, each, wanted)
     return Capacity(workers, budget, fixed + workers * each, device, limits.io)
 
 
 def resolve_device(device: str) -> str:
-    """`auto` is a GPU where the machine shows one, without importing torch where it does not."""
-    if device != "auto":
-        return device
-    if any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd")):
-        import torch
+    """`cpu`, `cpu:torch` or `cuda:N`; `auto` is a GPU where the machine shows one. PlanError for another.
 
-        if torch.cuda.is_available():
-            return "cuda:0"
-    return "cpu"
+    torch is not imported where the machine shows no GPU.
+    """
+    if device in ("cpu", "cpu:torch"):
+        return device
+    if device == "auto":
+        return "cuda:0" if _shows_gpu() and _gpus() else "cpu"
+    name, _, number = device.partition(":")
+    if name != "cuda" or not (number or "0").isdecimal():
+        raise PlanError(f"--device {device!r}: use auto, cpu, cuda:N or cpu:torch")
+    if int(number or 0) >= (found := _gpus()):
+        raise PlanError(f"--device {device}: torch sees {found} GPUs here; use auto or cpu")
+    return f"cuda:{int(number or 0)}"
+
+
+def _shows_gpu() -> bool:
+    return any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd"))
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _free_on(device: str) -> int:
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def parse_size(text: str) -> int:
