@@ -141,7 +141,7 @@ class OverlapStore:
         """The zarr array of bits. PlanError where the store has tallies only."""
         if not self.has_bits:
             raise PlanError(f"{self.path} keeps tallies only; count again with --store to keep the bits")
-        return zarr.open_array(self.path / BITS, mode="r+", config=_CONFIG)
+        return zarr.open_array(self.path / BITS, mode="r+").with_config(_CONFIG)
 
     def write_bits(self, grain: int, planes: NDArray[np.uint8]) -> Path:
         """Store the bits (T, bytes) of one grain and return the chunk's file, which is not yet fsynced."""

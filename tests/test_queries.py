@@ -184,6 +184,10 @@ def test_stats_tables_name_every_agent(store: Path, capsys: pytest.CaptureFixtur
     assert all(label in shown for label in ("one", "two", "three", "four", "layer 0", "outside layers"))
 
 
+def test_bits_are_written_without_comparing_them_with_the_fill_value(store: Path) -> None:
+    assert OverlapStore(store).bits.async_array.config.write_empty_chunks
+
+
 def test_two_runs_that_make_the_same_store_share_the_one_that_came_first(
     model: list[Checkpoint], tmp_path: Path
 ) -> None:
