@@ -550,7 +550,16 @@ def test_one_compiled_form_serves_any_number_of_agents() -> None:
 def check_a_few() -> None:
     """Run in a process of its own, with the kernels as plain Python."""
     few = replace(MANY_DTYPES, n=70)
-    for case in (few, replace(few, base="F16", agents=("F16", "F32", "ABSENT"), out="F16", policy="keep")):
+    plain = Case("BF16", ("BF16", "BF16", "BF16"), "BF16", n=200)
+    for case in (
+        few,
+        replace(few, base="F16", agents=("F16", "F32", "ABSENT"), out="F16", policy="keep"),
+        replace(few, agents=("BF16",) * 9, out="F8_E4M3", compare="BF16"),
+        plain,
+        replace(plain, base="F8_E4M3", out="F8_E4M3"),
+        replace(plain, base="F16", out="F16", compare="F8_E5M2"),
+        replace(plain, base="F64", out="F64"),
+    ):
         assert_counts_agree(case)
         assert_merges_agree(numba_form, case)
 
