@@ -1,25 +1,22 @@
-"""What the commands do with parsed options: open, plan, run. The seam between the command line and the library."""
+"""What the commands do with parsed options: open, plan, run. The seam between the command line and the library.
+
+Each function imports what it needs: a question to a store is answered before numba would have loaded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ramstream import methods, queries
-from ramstream.checkpoint import open_all
-from ramstream.console import progress
-from ramstream.engine import Limits, Outcome, capacity, count, keeps_store
-from ramstream.engine import merge as merge_plan
-from ramstream.engine.limits import free_disk, parse_size
-from ramstream.engine.passes import unit_bytes
+from ramstream import methods
 from ramstream.errors import PlanError
-from ramstream.overlap import OverlapStore, projected_size
-from ramstream.plan import MatchOptions, MergePlan
-from ramstream.planning import plan_counts, plan_merge
-from ramstream.statistics import statistics
-from ramstream.tallies import tally_dtype
 from ramstream.types import parse_dtype
+
+if TYPE_CHECKING:
+    from ramstream.engine import Limits, Outcome
+    from ramstream.methods import Method
+    from ramstream.plan import MatchOptions, MergePlan
 
 READ_RATE = 1.5e9
 """Bytes per second of one local disk, for an estimate of time."""
@@ -39,6 +36,8 @@ def parse_parameters(words: Sequence[str]) -> dict[str, str]:
 
 
 def _match_options(options: dict[str, Any]) -> MatchOptions:
+    from ramstream.plan import MatchOptions
+
     compare = options["compare_dtype"]
     return MatchOptions(
         include=options["include"],
@@ -52,11 +51,17 @@ def _match_options(options: dict[str, Any]) -> MatchOptions:
 
 
 def _limits(options: dict[str, Any]) -> Limits:
+    from ramstream.engine import Limits
+
     return Limits(options["memory"], options["workers"], options.get("device", "cpu"), options["io"])
 
 
 def plan_from(base: str, agents: Sequence[str], options: dict[str, Any]) -> tuple[MergePlan, Limits]:
     """The plan of `ramstream merge` and its limits."""
+    from ramstream.checkpoint import open_all
+    from ramstream.engine.limits import parse_size
+    from ramstream.planning import plan_merge
+
     method = methods.create(options["method"], parse_parameters(options["parameters"]))
     dtype = parse_dtype(options["dtype"]) if options["dtype"] else None
     shard_size = parse_size(options["shard_size"]) if options["shard_size"] else None
@@ -67,8 +72,11 @@ def plan_from(base: str, agents: Sequence[str], options: dict[str, Any]) -> tupl
 
 def run_merge(plan: MergePlan, out: Path, limits: Limits, options: dict[str, Any]) -> Outcome:
     """Run `ramstream merge` with progress on stderr."""
+    from ramstream.console import progress
+    from ramstream.engine import merge
+
     with progress(options["quiet"], options["verbose"]) as listener:
-        return merge_plan(
+        return merge(
             plan,
             out,
             limits,
@@ -81,6 +89,12 @@ def run_merge(plan: MergePlan, out: Path, limits: Limits, options: dict[str, Any
 
 def dry_run(plan: MergePlan, out: Path, limits: Limits, options: dict[str, Any]) -> dict[str, Any]:
     """What the merge would read, write and take, as plain data. BudgetError as the merge itself."""
+    from ramstream.engine import capacity, keeps_store
+    from ramstream.engine.limits import free_disk
+    from ramstream.engine.passes import unit_bytes
+    from ramstream.overlap import projected_size
+    from ramstream.tallies import tally_dtype
+
     count_plan = plan.count
     found = capacity(limits, count_plan, plan)
     read = sum(unit_bytes(count_plan, unit) for unit in range(count_plan.units))
@@ -115,6 +129,8 @@ def dry_run(plan: MergePlan, out: Path, limits: Limits, options: dict[str, Any])
 
 
 def _is_counted(store: Path | None, digest: str) -> bool:
+    from ramstream.overlap import OverlapStore
+
     if store is None or not store.exists():
         return False
     found = OverlapStore(store)
@@ -123,19 +139,38 @@ def _is_counted(store: Path | None, digest: str) -> bool:
 
 def stats_from(targets: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
     """`ramstream stats`: of a store or an output where one target is given, otherwise of checkpoints."""
+    from ramstream import queries
+    from ramstream.plan import MatchOptions
+
     method = methods.create("ram-plus", parse_parameters(options["parameters"]))
-    subset, store = options["subset"], options["store"]
-    if len(targets) == 1:
-        path = Path(targets[0])
-        if subset and store:
-            path = store
-        return queries.stats_of(path, method, options["by"], subset)
+    by, subset, store = options["by"], options["subset"], options["store"]
+    if len(targets) > 1:
+        return _stats_of_checkpoints(targets, options, method)
+    if _match_options(options) != MatchOptions():
+        raise PlanError(
+            f"{targets[0]} answers for what it was counted with; give the base and its agents to count with "
+            "other --include, --exclude, --missing, --extra, --vocab, --on-nonfinite or --compare-dtype"
+        )
+    return queries.stats_of(Path(targets[0]), method, by, subset, store)
+
+
+def _stats_of_checkpoints(targets: Sequence[str], options: dict[str, Any], method: Method) -> dict[str, Any]:
+    from ramstream import queries
+    from ramstream.checkpoint import open_all
+    from ramstream.console import progress
+    from ramstream.engine import count
+    from ramstream.planning import plan_counts
+    from ramstream.statistics import statistics
+
+    by, subset, store = options["by"], options["subset"], options["store"]
+    if subset and not store:
+        raise PlanError("--agents needs the overlap bits; name a place for them with --store")
     first, *others = open_all(targets)
     plan = plan_counts(first, others, method.epsilon, _match_options(options))
+    if subset:
+        queries.parse_agents(subset, plan.labels)  # before the counting, not after
     with progress(options["quiet"], options["verbose"]) as listener:
         described, tallies = count(plan, _limits(options), store, listener)
-    if subset and store:
-        return queries.stats_of(store, method, options["by"], subset)
     if subset:
-        raise PlanError("--agents needs the overlap bits; name a place for them with --store")
-    return statistics(described, tallies["overlap"], method, options["by"], tallies)
+        return queries.stats_of(store, method, by, subset)
+    return statistics(described, tallies["overlap"], method, by, tallies)

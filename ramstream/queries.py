@@ -19,13 +19,15 @@ from ramstream.tallies import Tallies
 from ramstream.types import GRAIN
 
 
-def stats_of(path: Path, method: Method, by: str | None = None, agents: str | None = None) -> dict[str, Any]:
+def stats_of(
+    path: Path, method: Method, by: str | None = None, agents: str | None = None, store: Path | None = None
+) -> dict[str, Any]:
     """`ramstream stats` of a store or an output folder; `agents` is a selection such as `1,3`.
 
-    PlanError where `path` is neither, where epsilon is another than it was counted with, or where the question
-    needs bits that are not there.
+    `store` is where an output's bits are, if not beside it. PlanError where `path` is neither store nor output,
+    where epsilon is another than it was counted with, or where the question needs bits that are not there.
     """
-    described, tallies, store = _open(path)
+    described, tallies, bits = _open(path, store)
     if method.epsilon != described.epsilon:
         raise PlanError(
             f"{path} was counted with epsilon {described.epsilon}, not {method.epsilon}; "
@@ -34,24 +36,37 @@ def stats_of(path: Path, method: Method, by: str | None = None, agents: str | No
     if agents is None:
         return statistics(described, tallies["overlap"], method, by, tallies)
     chosen = parse_agents(agents, described.labels)
-    if store is None:
+    if bits is None:
         raise PlanError(f"{path}: a subset of the agents needs the overlap bits; name a store with --store")
-    return statistics(described, recount(store, chosen), method, by, tallies, chosen)
+    return statistics(described, recount(bits, chosen), method, by, tallies, chosen)
 
 
-def _open(path: Path) -> tuple[Described, Tallies, OverlapStore | None]:
+def _open(path: Path, store: Path | None) -> tuple[Described, Tallies, OverlapStore | None]:
     if (path / "zarr.json").exists():
-        store = OverlapStore(path)
-        return store.described, store.tallies(), store
+        opened = OverlapStore(path)
+        if store is not None and store.resolve() != path.resolve():
+            raise PlanError(f"{path} is a store itself; leave --store {store} out")
+        return opened.described, opened.tallies(), opened
     if not path.is_dir():
         raise PlanError(f"{path}: no such folder; give a store, an output, or a base and its agents")
     record = Record.read(path)
-    beside = path.resolve()
-    beside = beside.with_name(beside.name + ".ramstream") / "overlap.zarr"
-    store_beside = OverlapStore(beside) if beside.exists() else None
-    if store_beside is not None and (store_beside.digest != record.count_digest or not store_beside.complete):
-        store_beside = None
-    return record.description(), record.tally_records(), store_beside
+    return record.description(), record.tally_records(), _bits(path, record, store)
+
+
+def _bits(path: Path, record: Record, store: Path | None) -> OverlapStore | None:
+    """The store with an output's bits: the one that was named, or a fitting one beside it."""
+    real = path.resolve()
+    beside = store or real.with_name(real.name + ".ramstream") / "overlap.zarr"
+    if store is None and not beside.exists():
+        return None
+    opened = OverlapStore(beside)
+    if opened.digest == record.count_digest and opened.complete:
+        return opened
+    if store is not None:
+        raise PlanError(
+            f"{store} holds the counts {opened.digest[:12]}, {path} was merged from {record.count_digest[:12]}"
+        )
+    return None
 
 
 def parse_agents(text: str, labels: Sequence[str]) -> list[int]:

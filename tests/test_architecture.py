@@ -122,7 +122,11 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_planning_and_running_on_the_cpu_load_no_torch() -> None:
-    assert "torch" not in loaded_after("import ramstream.commands, ramstream.engine.worker, ramstream.verify")
+    assert "torch" not in loaded_after("import ramstream.planning, ramstream.engine.worker, ramstream.verify")
+
+
+def test_a_question_to_a_store_loads_no_kernels() -> None:
+    assert not {"torch", "numba", "dask"} & loaded_after("import ramstream.commands, ramstream.queries")
 
 
 def test_public_names_exist_and_are_listed() -> None:

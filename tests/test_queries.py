@@ -104,6 +104,38 @@ def test_an_output_without_its_store_answers_from_its_record(out: Path, tmp_path
     assert numbers(queries.stats_of(out, RamPlus(), None, "1,2"))["elements"] == 7166
 
 
+def test_an_output_answers_from_a_store_elsewhere_if_it_fits(
+    model: list[Checkpoint], store: Path, out: Path, tmp_path: Path
+) -> None:
+    alone = tmp_path / "alone"
+    shutil.copytree(out, alone)
+    asked = queries.stats_of(alone, RamPlus(), None, "1,2", store)
+    assert asked == queries.stats_of(store, RamPlus(), None, "1,2")
+    other = tmp_path / "other.zarr"
+    count(plan_counts(model[0], model[1:3]), LIMITS, other)
+    with pytest.raises(PlanError, match=r"holds the counts \w+, .* was merged from \w+"):
+        queries.stats_of(alone, RamPlus(), None, "1,2", other)
+    with pytest.raises(PlanError, match="is a store itself"):
+        queries.stats_of(store, RamPlus(), None, None, other)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["STORE", "--exclude", "norm"], "answers for what it was counted with"),
+        (["BASE", "AGENT", "--agents", "1"], "--agents needs the overlap bits"),
+        (["BASE", "AGENT", "--agents", "2", "--store", "NEW"], "--agents '2': use numbers 1 to 1"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused_before_anything_is_counted(
+    words: list[str], message: str, model: list[Checkpoint], store: Path, tmp_path: Path
+) -> None:
+    places = {"STORE": store, "BASE": model[0].folder, "AGENT": model[1].folder, "NEW": tmp_path / "new.zarr"}
+    with pytest.raises(PlanError, match=message):
+        cli.cli(["stats", *(str(places.get(word, word)) for word in words)], standalone_mode=False)
+    assert not (tmp_path / "new.zarr").exists()
+
+
 def test_the_bits_say_exactly_who_changed_each_element(model: list[Checkpoint], store: Path) -> None:
     opened = OverlapStore(store)
     unpacked = np.unpackbits(np.asarray(opened.bits[...]), axis=1, bitorder="little").astype(bool)
