@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -15,10 +16,15 @@ from ramstream.errors import IntegrityError, RamstreamError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_STOPPED = "stopped; the same command goes on from here"
+
 
 def main() -> NoReturn:
     """Run `ramstream`; every error a user can cause is one message and its exit code, never a traceback."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _terminated)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that has no λ shows a question mark
     try:
         sys.exit(cli(standalone_mode=False) or 0)
     except click.ClickException as error:
@@ -31,8 +37,13 @@ def main() -> NoReturn:
         click.echo(f"error: {error.filename or 'input/output'}: {error.strerror or error}", err=True)
         sys.exit(1)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("stopped; the same command goes on from here", err=True)
+        click.echo(_STOPPED, err=True)
         sys.exit(130)
+
+
+def _terminated(*_: object) -> NoReturn:
+    click.echo(_STOPPED, err=True)
+    sys.exit(143)
 
 
 def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -46,8 +57,8 @@ def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 _matching = _options(
     click.option("--compare-dtype", metavar="D", help="Round base and agents to this dtype to see what changed."),
-    click.option("--include", multiple=True, metavar="GLOB", help="Merge only tensors of these names."),
-    click.option("--exclude", multiple=True, metavar="GLOB", help="Copy tensors of these names from the base."),
+    click.option("--include", multiple=True, metavar="GLOB", help="Merge or count only these; repeatable."),
+    click.option("--exclude", multiple=True, metavar="GLOB", help="Leave these as the base has them; repeatable."),
     click.option("--missing", type=click.Choice(["error", "base"]), default="error", show_default=True,
                  help="A tensor that some agents lack."),
     click.option("--extra", type=click.Choice(["error", "ignore"]), default="error", show_default=True,
@@ -59,14 +70,18 @@ _matching = _options(
 )  # fmt: skip
 
 _resources = _options(
-    click.option("--memory", metavar="SIZE", help="Largest resident set, e.g. 2GB; by default a quarter of RAM."),
+    click.option("--memory", metavar="SIZE", help="Largest resident set; by default a quarter of RAM, up to 4GB."),
     click.option("--workers", type=int, metavar="N", help="Worker threads, by default one a core."),
     click.option("--io", type=click.Choice(["mmap", "pread"]), default="mmap", show_default=True,
                  help="How checkpoints are read; pread for network file systems."),
 )  # fmt: skip
 
 _parameters = click.option(
-    "-p", "parameters", multiple=True, metavar="NAME=VALUE", help="A parameter of the method, e.g. r=0.2."
+    "-p",
+    "parameters",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A parameter of the method: r, alpha, ratio, scope, epsilon; repeatable.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 _loudness = _options(
@@ -85,7 +100,9 @@ def cli() -> None:
 @click.argument("base")
 @click.argument("agents", nargs=-1, required=True, metavar="AGENT...")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The output folder.")
-@click.option("-m", "--method", default="ram-plus", show_default=True, help="ram or ram-plus.")
+@click.option(
+    "-m", "--method", default="ram-plus", show_default=True, metavar="METHOD", help="ram or ram-plus."
+)
 @_parameters
 @click.option(
     "--dtype", metavar="D", help="Dtype of every float tensor of the output; by default the base's."
@@ -105,9 +122,9 @@ def cli() -> None:
 @_json
 @_loudness
 def merge(base: str, agents: tuple[str, ...], out: Path, as_json: bool, **options: Any) -> None:
-    """Merge AGENT... into BASE and write OUT.
+    """Merge agents into their base.
 
-    The same command again goes on where a killed one stopped.
+    AGENT... are merged into BASE and OUT is written. The same command again goes on where a killed one stopped.
     """
     from ramstream.commands import dry_run, plan_from, run_merge
     from ramstream.report import outcome_view, plan_view
@@ -124,7 +141,10 @@ def merge(base: str, agents: tuple[str, ...], out: Path, as_json: bool, **option
 
 @cli.command()
 @click.argument("targets", nargs=-1, required=True, metavar="(STORE | OUT | BASE AGENT...)")
-@click.option("--store", type=click.Path(path_type=Path), help="Keep the counts there, or answer from there.")
+@click.option(
+    "--store", type=click.Path(path_type=Path), help="Keep the counts there, or find an OUT's bits there."
+)
+@click.option("-m", "--method", help="Whose λ to show; by default the one OUT was merged by, or ram-plus.")
 @_parameters
 @_matching
 @click.option("--by", type=click.Choice(["tensor", "layer", "kind"]), help="Break the numbers down.")
@@ -135,9 +155,10 @@ def merge(base: str, agents: tuple[str, ...], out: Path, as_json: bool, **option
 @_json
 @_loudness
 def stats(targets: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Show who changed what: from checkpoints, from an overlap store, or from a merge's output.
+    """Show which agent changed what.
 
-    A store or an output answers without opening a checkpoint.
+    From checkpoints, from an overlap store, or from a merge's output. A store or an output answers without
+    opening a checkpoint.
     """
     from ramstream.commands import stats_from
     from ramstream.report import stats_view
@@ -151,12 +172,18 @@ def stats(targets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     "--read-data", is_flag=True, help="Read every byte of the weights; without it only the structure."
 )
 @_json
-def verify(out: Path, read_data: bool, as_json: bool) -> None:
-    """Check a merge's output: every file, size and header; with --read-data every byte."""
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+def verify(out: Path, read_data: bool, as_json: bool, quiet: bool) -> None:
+    """Check a merge's output.
+
+    Every file, size and header; with --read-data every byte.
+    """
+    from ramstream.console import spinner
     from ramstream.report import verify_view
     from ramstream.verify import verify_output
 
-    report = verify_output(out, read_data)
+    with spinner(quiet) as progress:
+        report = verify_output(out, read_data, progress)
     _show(as_json, report.as_dict(), verify_view)
     if report.problems:
         raise IntegrityError(f"{out} is not what was written; merge again, or restore it from a copy")
@@ -165,7 +192,9 @@ def verify(out: Path, read_data: bool, as_json: bool) -> None:
 def _show(as_json: bool, data: Any, view: Callable[[Any], Any]) -> None:
     """One JSON object on stdout, or tables."""
     if as_json:
-        click.echo(json.dumps(data, ensure_ascii=False))
+        click.echo(json.dumps(data, allow_nan=False))
+        return
+    if sys.stdout is None:
         return
     from rich.console import Console
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -37,15 +37,33 @@ def progress(quiet: bool, verbose: bool = False) -> Iterator[Listener]:
         yield _Plain(console, 0.0 if verbose else PLAIN_SECONDS)
 
 
-class _Rate:
-    """Bytes per second of one pass, and how much memory the process holds."""
+@contextmanager
+def spinner(quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A function that takes numbers of bytes read and shows their sum and rate on a terminal."""
+    console = Console(stderr=True)
+    rate = _Rate(PassBegan("reading", 0))
+    if quiet or not console.is_terminal:
+        yield lambda nbytes: None
+        return
+    with console.status("reading") as status:
 
-    def __init__(self, total: int, done: int) -> None:
-        self.total, self.done, self.read = total, done, 0
+        def show(nbytes: int) -> None:
+            rate.read += nbytes
+            status.update(f"reading: {size(rate.read)}, {rate.words()}")
+
+        yield show
+
+
+class _Rate:
+    """Where one pass is, its bytes per second, and how much memory the process holds."""
+
+    def __init__(self, event: PassBegan) -> None:
+        self.title, self.units, self.done, self.read = event.title, event.units, 0, 0
         self.began = time.monotonic()
 
-    def add(self, read: int) -> None:
-        self.read += read
+    def add(self, event: Advanced) -> None:
+        self.done += event.units
+        self.read += event.read
 
     def words(self) -> str:
         seconds = max(time.monotonic() - self.began, 1e-9)
@@ -61,13 +79,11 @@ class _Bars:
     def __call__(self, event: Event) -> None:
         match event:
             case PassBegan():
-                self._rate = _Rate(event.total, event.done)
-                self._task = self._bars.add_task(
-                    event.title, total=event.total, completed=event.done, rate=""
-                )
+                self._rate = _Rate(event)
+                self._task = self._bars.add_task(event.title, total=event.units, rate="")
             case Advanced() if self._task is not None:
-                self._rate.add(event.read)
-                self._bars.update(self._task, advance=event.read, rate=self._rate.words())
+                self._rate.add(event)
+                self._bars.update(self._task, advance=event.units, rate=self._rate.words())
             case Note():
                 self._bars.console.print(f"note: {event.text}", highlight=False, markup=False)
             case PassEnded():
@@ -83,16 +99,16 @@ class _Plain:
     def __call__(self, event: Event) -> None:
         match event:
             case PassBegan():
-                self._title, self._rate = event.title, _Rate(event.total, event.done)
+                self._rate = _Rate(event)
                 self._last = time.monotonic()
             case Advanced():
-                self._rate.add(event.read)
+                self._rate.add(event)
                 if time.monotonic() - self._last >= self._seconds:
                     self._last = time.monotonic()
-                    done = 100 * (self._rate.done + self._rate.read) / max(self._rate.total, 1)
-                    self._print(f"{self._title}: {done:.0f} %, {self._rate.words()}")
+                    done = 100 * self._rate.done / self._rate.units
+                    self._print(f"{self._rate.title}: {done:.0f} %, {self._rate.words()}")
             case PassEnded():
-                self._print(f"{self._title}: {size(self._rate.read)} read, {self._rate.words()}")
+                self._print(f"{self._rate.title}: {size(self._rate.read)} read, {self._rate.words()}")
             case Note():
                 self._print(f"note: {event.text}")
 

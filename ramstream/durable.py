@@ -5,20 +5,23 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import socket
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ramstream.errors import DiskFullError, JournalError, PlanError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def make_folder(path: Path) -> None:
     """A folder with its parents, if it is not there; PlanError where that is impossible, but for want of space."""
     try:
         path.mkdir(parents=True, exist_ok=True)
+        sync(path.parent)
     except OSError as error:
         if error.errno in _FULL:
             raise
@@ -69,12 +72,21 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 @contextmanager
-def lock(path: Path, what: str) -> Iterator[None]:
-    """Hold `path` as a lock; JournalError where another process does. The text inside is only for people."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+def lock(path: Path, what: str, shared: bool = False) -> Iterator[None]:
+    """Hold `path` as a lock; JournalError where another process does. The text inside is only for people.
+
+    A shared lock is for readers of what is finished; where it cannot be made, nobody can write there either.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        if not shared or error.errno not in _READ_ONLY:
+            raise
+        yield
+        return
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
             raise JournalError(f"{what} is in use by {holder}; wait for it or stop it") from None
@@ -86,6 +98,42 @@ def lock(path: Path, what: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+class OpenFiles:
+    """A few descriptors of many files, by their index: the one used longest ago is closed for a new one."""
+
+    LIMIT = 2
+    """Ranges come in file order, and workers, agents and files multiply."""
+
+    def __init__(self, paths: Sequence[Path], flags: int) -> None:
+        self._paths, self._flags = paths, flags
+        self._open: dict[int, int] = {}
+
+    def get(self, index: int) -> int:
+        """The descriptor of one file. OSError where it cannot be opened."""
+        descriptor = self._open.pop(index, None)
+        if descriptor is None:
+            while len(self._open) >= self.LIMIT:
+                os.close(self._open.pop(next(iter(self._open))))
+            descriptor = os.open(self._paths[index], self._flags | os.O_CLOEXEC)
+        self._open[index] = descriptor  # last in order: the one used last
+        return descriptor
+
+    def close(self) -> None:
+        """Close all; a later `get` opens anew."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def allow_many_files() -> None:
+    """Raise the limit of open files as far as it goes without privileges."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @contextmanager

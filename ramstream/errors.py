@@ -2,6 +2,7 @@
 
 RamstreamError          1   anything below, or a fault of ours
 ├── PlanError           3   the request does not fit the inputs, or OUT is in the way
+│   └── UsageError      2   a word of the request means nothing: a method, parameter, size, dtype or device
 ├── BudgetError         4   the memory budget is too small for one worker
 ├── CheckpointError     5   a checkpoint is unreadable or inconsistent
 │   └── ContentError    5   what the weights hold cannot be merged as asked: NaN, Inf, unknown dtypes that differ
@@ -9,7 +10,7 @@ RamstreamError          1   anything below, or a fault of ours
 ├── IntegrityError      7   bytes are not what they were: inputs changed, or a failed verify
 └── DiskFullError       8   not enough free space, before or during the run
 
-click keeps 2 for usage; Ctrl-C is 130, SIGTERM 143.
+click's own usage errors are 2 too; Ctrl-C is 130, SIGTERM 143.
 A message names the object, says what is wrong with both values, and what to do.
 """
 
@@ -24,6 +25,12 @@ class PlanError(RamstreamError):
     """The request does not fit the inputs, or the output is in the way."""
 
     exit_code = 3
+
+
+class UsageError(PlanError):
+    """A word of the request means nothing, whatever the inputs are."""
+
+    exit_code = 2
 
 
 class BudgetError(RamstreamError):

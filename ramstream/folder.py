@@ -150,7 +150,7 @@ def write(path: Path, data: bytes) -> str:
 def with_dtype(config: bytes, name: str) -> bytes:
     """config.json with its `dtype`/`torch_dtype` set, also in `text_config`; all other bytes stay."""
     done, position = b"", 0
-    for found in re.finditer(rb'("(?:torch_)?dtype"\s*:\s*)"[^"]*"', config):
+    for found in re.finditer(rb'("(?:torch_)?dtype"\s*:\s*)"(?:[^"\\]|\\.)*"', config):
         marked = config[: found.start()] + found[1] + b'"ramstream was here"' + config[found.end() :]
         if _holds_dtype(json.loads(marked), "ramstream was here"):
             done += config[position : found.start()] + found[1] + json.dumps(name).encode()
@@ -182,8 +182,17 @@ def licence(folder: Path) -> list[str]:
     return [line for line in lines if re.match(r"license(_name|_link)?:", line)]
 
 
-def model_card(base: str, agents: Sequence[str], licences: Sequence[str], method: str, table: str) -> bytes:
-    """The model card: Hub metadata, how the model was made, and what the agents changed."""
+def model_card(
+    base: str,
+    agents: Sequence[str],
+    licences: Sequence[str],
+    method: str,
+    rows: Iterable[tuple[str, str, str, str]],
+) -> bytes:
+    """The model card: Hub metadata, how the model was made, and what the agents changed.
+
+    `rows` give agent, share changed, share of it changed alone, and λ, as text.
+    """
     quoted = [json.dumps(label, ensure_ascii=False) for label in (base, *agents)]
     front = [
         *licences,
@@ -206,14 +215,16 @@ def model_card(base: str, agents: Sequence[str], licences: Sequence[str], method
         "",
         f"Merged with ramstream, method `{method}`.",
         "",
-        table,
+        "| agent | changed | only by it | λ |",
+        "|---|---|---|---|",
+        *(f"| `{agent}` | {changed} | {alone} | {factor} |" for agent, changed, alone, factor in rows),
         "",
         "The record (plan, digests, tallies, checksums) is in `ramstream.json`; `ramstream verify` checks it.",
         "",
     ]
-    return "\n".join(lines).encode()
+    return "\n".join(lines).encode(errors="backslashreplace")
 
 
 def json_bytes(value: Any) -> bytes:
     """Readable JSON with a final newline."""
-    return json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(value, indent=2, allow_nan=False).encode() + b"\n"

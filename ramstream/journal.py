@@ -16,19 +16,19 @@ import xxhash
 
 from ramstream.durable import write_at
 
-Record = dict[str, Any]
+Line = dict[str, Any]
 
 
-def _line(record: Record) -> bytes:
+def _line(record: Line) -> bytes:
     text = json.dumps(record, separators=(",", ":")).encode()
     return xxhash.xxh3_64_hexdigest(text).encode() + b" " + text + b"\n"
 
 
-def _parse(line: bytes) -> Record | None:
+def _parse(line: bytes) -> Line | None:
     checksum, _, text = line[:-1].partition(b" ")
     if not line.endswith(b"\n") or checksum != xxhash.xxh3_64_hexdigest(text).encode():
         return None
-    record: Record = json.loads(text)
+    record: Line = json.loads(text)
     return record
 
 
@@ -38,10 +38,15 @@ class Journal:
     def __init__(self, path: Path, durable: bool = True) -> None:
         self.path = path
         self._durable = durable
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            self.writable = True
+        except OSError:
+            self._descriptor = os.open(path, os.O_RDONLY)
+            self.writable = False
         self._end = 0
 
-    def replay(self) -> Iterator[tuple[int, Record]]:
+    def replay(self) -> Iterator[tuple[int, Line]]:
         """Every intact record with its position, in order; then the file ends after the last of them."""
         position = 0
         with open(self.path, "rb") as file:
@@ -51,10 +56,11 @@ class Journal:
                     break
                 yield position, record
                 position += len(line)
-        os.ftruncate(self._descriptor, position)
+        if self.writable:
+            os.ftruncate(self._descriptor, position)
         self._end = position
 
-    def append(self, records: Sequence[Record]) -> list[int]:
+    def append(self, records: Sequence[Line]) -> list[int]:
         """Append records and return their positions; on return they are on disk."""
         positions, lines, end = [], [], self._end
         for record in records:
@@ -67,7 +73,7 @@ class Journal:
         self._end = end  # only now: what a full disk cut short, the next append writes over
         return positions
 
-    def read(self, position: int) -> Record:
+    def read(self, position: int) -> Line:
         """The record that `append` or `replay` placed there."""
         with open(self.path, "rb") as file:
             file.seek(position)

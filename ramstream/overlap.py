@@ -1,9 +1,10 @@
 """The overlap store: a zarr group of who changed each element, and the tallies, readable on its own.
 
-    changed      uint8 (T, ceil(N / 8))   bit j of byte b: element 8·b + j of the flat space; one chunk a grain
-    <tally>      one array a field of `ramstream.tallies`, first axis the merged tensors
-    attributes   format, identity, names, shapes, dtypes, starts, labels, epsilon, complete, …
-    journal.jsonl   which grains were counted; the tallies are made from it once, at the end
+    changed          uint8 (T, ceil(N / 8)): bit j of byte b is element 8·b + j of the flat space; one chunk a grain
+    <tally>          one array a field of `ramstream.tallies`, first axis the merged tensors
+    elements, starts int64 (tensors,): a tensor's size, and its first element in the flat space
+    attributes       format, epsilon, agents' labels and tensors' names, shapes, dtypes under `described`, …
+    journal.jsonl    which grains were counted; the tallies are made from it once, at the end
 
 Chunks are written whole and uncompressed: zstd saves a fifth on scattered masks and costs more than it saves.
 A stored chunk is no proof of work, only the journal is.
@@ -12,6 +13,7 @@ A stored chunk is no proof of work, only the journal is.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -21,14 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 import zarr
 from numpy.typing import NDArray
 from zarr.core.array_spec import ArrayConfigParams
 
 from ramstream import durable
-from ramstream.errors import JournalError, PlanError
+from ramstream.errors import IntegrityError, JournalError, PlanError
 from ramstream.plan import CountPlan, Described, Space, differences
-from ramstream.tallies import Tallies, empty
+from ramstream.tallies import Tallies, empty, tally_dtype
 from ramstream.types import ALIGNMENT, GRAIN
 
 FORMAT = "ramstream overlap 1"
@@ -49,8 +52,10 @@ class OverlapStore:
         self.path = path
         try:
             self.attributes: dict[str, Any] = dict(zarr.open_group(path, mode="r").attrs)
-        except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
-            raise PlanError(f"{path} is not an overlap store ({type(error).__name__})") from error
+            self.digest = str(self.attributes["digest"])
+            Described.from_json(self.attributes["described"])
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise PlanError(f"{path} is not an overlap store that can be read ({error!r})") from error
         if self.attributes.get("format") != FORMAT:
             raise PlanError(
                 f"{path} has format {self.attributes.get('format')!r}, this version reads {FORMAT!r}"
@@ -75,6 +80,7 @@ class OverlapStore:
             width = -(-plan.flat.total // 8)
             chunk = max(min(GRAIN // 8, width), 1)
             _create(new, BITS, (plan.agents, width), np.dtype(np.uint8), (plan.agents, chunk))
+            (new / BITS / "c" / "0").mkdir(parents=True)  # so that its name is on disk before any chunk
         (new / JOURNAL).touch()
         durable.sync_tree(new)
         try:
@@ -111,11 +117,6 @@ class OverlapStore:
             )
 
     @property
-    def digest(self) -> str:
-        """The count digest it is valid for."""
-        return str(self.attributes["digest"])
-
-    @property
     def complete(self) -> bool:
         """Whether every grain was counted and the tallies are written."""
         return bool(self.attributes["complete"])
@@ -128,7 +129,13 @@ class OverlapStore:
     @property
     def described(self) -> Described:
         """The model it was counted on, with what counting found."""
-        described = Described.from_json(self.attributes["described"])
+        return self._with_found(Described.from_json(self.attributes["described"]))
+
+    def described_as(self, plan: CountPlan) -> Described:
+        """The same as a plan of the same counts words it: labels and notes may be others than at the counting."""
+        return self._with_found(Described.of(plan))
+
+    def _with_found(self, described: Described) -> Described:
         return replace(described, notes=(*described.notes, *self.attributes.get("found", ())))
 
     @property
@@ -147,29 +154,63 @@ class OverlapStore:
         """Store the bits (T, bytes) of one grain and return the chunk's file, which is not yet fsynced."""
         begin = grain * (GRAIN // 8)
         self.bits[:, begin : begin + planes.shape[1]] = planes
-        return self.path / BITS / "c" / "0" / str(grain)
+        return self._chunk(grain)
 
-    def finish(self, tallies: Tallies, found: Sequence[str]) -> None:
-        """Write the tallies, one record a merged tensor, and what else was found; mark the store complete."""
-        for name in tallies.dtype.names or ():
-            values = np.ascontiguousarray(tallies[name])
+    def finish(self, tallies: Tallies, found: Sequence[str], stored: Sequence[int]) -> None:
+        """Write the tallies, one record a merged tensor, and what else was found; mark the store complete.
+
+        `stored` are the grains that were vouched for with bits. IntegrityError where a chunk of them is gone.
+        """
+        arrays = {name: np.ascontiguousarray(tallies[name]) for name in tallies.dtype.names or ()}
+        arrays["elements"] = np.array(self.described.elements, np.int64)
+        arrays["starts"] = np.array(self.flat.starts, np.int64)
+        for name, values in arrays.items():
             _create(self.path, name, values.shape, values.dtype, values.shape)[...] = values
+        self.attributes |= {
+            "complete": True,
+            "found": list(found),
+            "stored": list(stored) if self.has_bits else [],
+            "tallies": xxhash.xxh3_64_hexdigest(tallies.tobytes()),
+        }
+        self.check_bits()
         durable.sync_tree(self.path)
-        self.attributes |= {"complete": True, "found": list(found)}
         metadata = self.path / "zarr.json"
         whole = json.loads(metadata.read_text())
         whole["attributes"] = self.attributes
         durable.write_whole(metadata, json.dumps(whole).encode())
 
+    def check_bits(self) -> None:
+        """IntegrityError where the bits of a grain are not there: zarr reads a missing chunk as zeros."""
+        size = math.prod(self.bits.chunks) if self.has_bits else 0
+        for grain in self.attributes["stored"]:
+            chunk = self._chunk(grain)
+            if not chunk.is_file() or chunk.stat().st_size != size:
+                raise IntegrityError(
+                    f"{chunk} is missing or cut; copy the store again, or remove it to count anew"
+                )
+
+    def _chunk(self, grain: int) -> Path:
+        return self.path / BITS / "c" / "0" / str(grain)
+
     def tallies(self) -> Tallies:
-        """The tallies, one record a merged tensor. JournalError where the counting is unfinished."""
+        """The tallies, one record a merged tensor.
+
+        JournalError where the counting is unfinished, IntegrityError where they are not what was written.
+        """
         if not self.complete:
             raise JournalError(f"{self.path} is unfinished; run the same command again to complete it")
         described = self.described
         tallies = empty(len(described.labels), len(described.names))
-        for name in tallies.dtype.names or ():
-            if tallies[name].size:
-                tallies[name] = zarr.open_array(self.path / name, mode="r")[...]
+        try:
+            for name in tallies.dtype.names or ():
+                if tallies[name].size:
+                    tallies[name] = zarr.open_array(self.path / name, mode="r")[...]
+        except (OSError, ValueError, KeyError) as error:
+            raise IntegrityError(f"{self.path} is damaged ({error}); copy it again, or remove it") from error
+        if xxhash.xxh3_64_hexdigest(tallies.tobytes()) != self.attributes["tallies"]:
+            raise IntegrityError(
+                f"{self.path}: its tallies are not what was written; copy it again, or remove it"
+            )
         return tallies
 
     def size(self) -> int:
@@ -192,6 +233,7 @@ def _create(
     )
 
 
-def projected_size(plan: CountPlan, record: int) -> int:
-    """Bytes a store with bits takes at most; `record` is the size of one tensor's tallies."""
+def projected_size(plan: CountPlan) -> int:
+    """Bytes a store with bits takes at most."""
+    record = tally_dtype(plan.agents).itemsize
     return plan.agents * plan.flat.total // 8 + 2 * record * len(plan.merged) + (1 << 16)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramstream.errors import PlanError
-from ramstream.methods import Method
+from ramstream.methods import Method, create
 from ramstream.overlap import OverlapStore
 from ramstream.plan import Described
 from ramstream.record import Record
@@ -19,54 +20,120 @@ from ramstream.tallies import Tallies
 from ramstream.types import GRAIN
 
 
+@dataclass(frozen=True)
+class Counts:
+    """What a store or an output knows of a count."""
+
+    path: Path
+    described: Described
+    tallies: Tallies
+    bits: OverlapStore | None
+    """The store with the bits, if there is one."""
+    used: Mapping[str, Any]
+    """Name and parameters of the method an output was merged by; empty for a store."""
+
+    def method(self, name: str | None = None, parameters: Mapping[str, str] | None = None) -> Method:
+        """A method as the command line spells it; what is not said is as in the merge, or the default.
+
+        UsageError where epsilon is another than it was counted with.
+        """
+        defaults = {"epsilon": repr(self.described.epsilon)}
+        if name in (None, self.used.get("name")):
+            defaults |= {key: str(value) for key, value in self.used.items() if key != "name"}
+        return create(name or self.used.get("name", "ram-plus"), defaults | dict(parameters or {}))
+
+    def stats(self, method: Method, by: str | None = None, agents: str | None = None) -> dict[str, Any]:
+        """`ramstream stats`; `agents` is a selection such as `1,3`.
+
+        PlanError where epsilon is another than it was counted with, or the bits are wanted and not there.
+        """
+        if method.epsilon != self.described.epsilon:
+            raise PlanError(
+                f"{self.path} was counted with epsilon {self.described.epsilon}, not {method.epsilon}; "
+                "another epsilon needs another count of the checkpoints"
+            )
+        if agents is None:
+            return statistics(self.described, self.tallies, method, by)
+        chosen = parse_agents(agents, self.described.labels)
+        if self.bits is None:
+            raise PlanError(
+                f"{self.path}: a subset of the agents needs the overlap bits; name a store with --store"
+            )
+        return statistics(self.described, self.tallies, method, by, (chosen, recount(self.bits, chosen)))
+
+
 def stats_of(
-    path: Path, method: Method, by: str | None = None, agents: str | None = None, store: Path | None = None
+    path: Path,
+    method: Method | None = None,
+    by: str | None = None,
+    agents: str | None = None,
+    store: Path | None = None,
 ) -> dict[str, Any]:
-    """`ramstream stats` of a store or an output folder; `agents` is a selection such as `1,3`.
+    """`ramstream stats` of a store or an output folder; see `open_counts` and `Counts.stats`."""
+    counts = open_counts(path, store)
+    return counts.stats(method or counts.method(), by, agents)
 
-    `store` is where an output's bits are, if not beside it. PlanError where `path` is neither store nor output,
-    where epsilon is another than it was counted with, or where the question needs bits that are not there.
+
+def open_counts(path: Path, store: Path | None = None) -> Counts:
+    """What a store or an output folder knows; `store` is where an output's bits are, if not beside it.
+
+    PlanError where `path` is neither.
     """
-    described, tallies, bits = _open(path, store)
-    if method.epsilon != described.epsilon:
-        raise PlanError(
-            f"{path} was counted with epsilon {described.epsilon}, not {method.epsilon}; "
-            "another epsilon needs another count of the checkpoints"
-        )
-    if agents is None:
-        return statistics(described, tallies["overlap"], method, by, tallies)
-    chosen = parse_agents(agents, described.labels)
-    if bits is None:
-        raise PlanError(f"{path}: a subset of the agents needs the overlap bits; name a store with --store")
-    return statistics(described, recount(bits, chosen), method, by, tallies, chosen)
-
-
-def _open(path: Path, store: Path | None) -> tuple[Described, Tallies, OverlapStore | None]:
     if (path / "zarr.json").exists():
         opened = OverlapStore(path)
         if store is not None and store.resolve() != path.resolve():
             raise PlanError(f"{path} is a store itself; leave --store {store} out")
-        return opened.described, opened.tallies(), opened
+        return Counts(path, opened.described, opened.tallies(), opened if opened.has_bits else None, {})
     if not path.is_dir():
         raise PlanError(f"{path}: no such folder; give a store, an output, or a base and its agents")
     record = Record.read(path)
-    return record.description(), record.tally_records(), _bits(path, record, store)
+    bits = _bits(path, record, store)
+    return Counts(path, record.description(), record.tally_records(), bits, record.method)
 
 
 def _bits(path: Path, record: Record, store: Path | None) -> OverlapStore | None:
     """The store with an output's bits: the one that was named, or a fitting one beside it."""
     real = path.resolve()
-    beside = store or real.with_name(real.name + ".ramstream") / "overlap.zarr"
+    beside = real.with_name(real.name + ".ramstream") / "overlap.zarr"
     if store is None and not beside.exists():
         return None
-    opened = OverlapStore(beside)
-    if opened.digest == record.count_digest and opened.complete:
+    try:
+        opened = OverlapStore(store or beside)
+    except PlanError:
+        if store is not None:
+            raise
+        return None
+    if opened.digest == record.count_digest and opened.complete and opened.has_bits:
         return opened
     if store is not None:
         raise PlanError(
             f"{store} holds the counts {opened.digest[:12]}, {path} was merged from {record.count_digest[:12]}"
         )
     return None
+
+
+def overlap_counts(store: OverlapStore, tensor: str) -> Any:
+    """How many agents changed each element of a tensor: a dask array of uint8 in the tensor's shape.
+
+    PlanError where the store has no such tensor or no bits.
+    """
+    import dask.array
+
+    described = store.described
+    if tensor not in described.names:
+        raise PlanError(f"{store.path} counted no tensor {tensor!r}")
+    index = described.names.index(tensor)
+    shape, start, size = described.shapes[index], store.flat.starts[index], described.elements[index]
+    store.check_bits()
+    bits = dask.array.from_array(store.bits, chunks=(len(described.labels), GRAIN // 8))
+    part = bits[:, start // 8 : -(-(start + size) // 8)]
+    counts = part.map_blocks(
+        lambda planes: np.unpackbits(planes, axis=1, bitorder="little").sum(axis=0, dtype=np.uint8),
+        dtype=np.uint8,
+        drop_axis=0,
+        chunks=(tuple(8 * chunk for chunk in part.chunks[1]),),
+    )
+    return counts[:size].reshape(shape)
 
 
 def parse_agents(text: str, labels: Sequence[str]) -> list[int]:
@@ -91,6 +158,7 @@ def recount(store: OverlapStore, agents: Sequence[int]) -> Overlap:
     import dask
     import dask.array
 
+    store.check_bits()
     bits = dask.array.from_array(store.bits, chunks=(len(store.described.labels), GRAIN // 8))[list(agents)]
     flat = store.flat
     result = np.zeros((len(store.described.names), len(agents), len(agents)), np.int64)

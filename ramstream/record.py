@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ramstream import folder, tallies
 from ramstream.errors import PlanError
 from ramstream.plan import Described, MergePlan, Space
-from ramstream.types import ALIGNMENT, BYTE_RANGE, GRAIN, ITEMSIZE, Dtype
+from ramstream.types import ALIGNMENT, BYTE_RANGE, GRAIN
 
 FORMAT = "ramstream merge 1"
 _PACKAGES = ("ramstream", "numpy", "numba", "xxhash", "zarr", "safetensors")
@@ -48,6 +49,8 @@ class Record:
     merge_digest: str
     method: dict[str, Any]
     sources: list[dict[str, Any]]
+    inputs: list[list[list[int]]]
+    """[size, mtime in ns, inode] of every input file, to see later whether one was touched."""
     options: dict[str, Any]
     described: dict[str, Any]
     coefficients: Any
@@ -68,15 +71,14 @@ class Record:
 
     def units(self) -> Iterator[tuple[str, list[Range]]]:
         """Each unit's checksum with the ranges of the output it covers, in order."""
+        return zip(self.checksums, self._units(), strict=True)
+
+    def _units(self) -> Iterator[list[Range]]:
         flat = Space.lay([tensor.length for tensor in self.merged], ALIGNMENT, self.grain)
         ranges = Space.lay([tensor.length for tensor in self.copied], 8, self.byte_range)
-        checksums = iter(self.checksums)
         for space, tensors in ((flat, self.merged), (ranges, self.copied)):
             for unit in range(space.units):
-                yield (
-                    next(checksums),
-                    [self._range(tensors[p.tensor], p.begin, p.end) for p in space.pieces(unit)],
-                )
+                yield [self._range(tensors[p.tensor], p.begin, p.end) for p in space.pieces(unit)]
 
     def _range(self, tensor: RecordedTensor, begin: int, end: int) -> Range:
         # A space counts elements, or the base's bytes; either way the output's bytes are proportional.
@@ -97,7 +99,13 @@ class Record:
                 raise PlanError(f"{path} has format {data.get('format')!r}, this version reads {FORMAT!r}")
             for group in ("merged", "copied"):
                 data[group] = [RecordedTensor(**tensor) for tensor in data[group]]
-            return cls(**data)
+            record = cls(**data)
+            if (
+                len(record.checksums) != sum(1 for _ in record._units())
+                or not record.tally_records().size >= 0
+            ):
+                raise ValueError("it lists other units than it has checksums for")
+            return record
         except FileNotFoundError:
             raise PlanError(f"{output} is no output of ramstream: it has no {folder.RECORD}") from None
         except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -116,36 +124,27 @@ def make_record(
     plan: MergePlan,
     described: Described,
     counted: tallies.Tallies,
-    coefficients: Any,
     checksums: Sequence[int],
+    inputs: list[list[list[int]]],
     side_files: dict[str, str],
     summary: dict[str, Any],
 ) -> Record:
     """The record of a merge whose units are all done."""
-    import hashlib
-
     count = plan.count
-
-    def recorded(which: str) -> list[RecordedTensor]:
-        rows = []
-        for tensor, slot in zip(getattr(count, which), getattr(plan, which), strict=True):
-            converted = slot.dtype != tensor.dtype
-            nbytes = tensor.elements * ITEMSIZE[slot.dtype] if converted else tensor.nbytes
-            length = tensor.elements if which == "merged" else tensor.nbytes
-            rows.append(RecordedTensor(tensor.name, slot.dtype, length, nbytes, slot.file, slot.offset))
-        return rows
-
+    lengths = (*(tensor.elements for tensor in count.merged), *(tensor.nbytes for tensor in count.copied))
+    recorded = [
+        RecordedTensor(tensor.name, slot.dtype, length, slot.nbytes, slot.file, slot.offset)
+        for (tensor, slot), length in zip(plan.tensors(), lengths, strict=True)
+    ]
     return Record(
         count_digest=count.digest,
         merge_digest=plan.digest,
-        method={"name": plan.method.name(), **vars(plan.method)},
+        method={"name": plan.method.name(), **plan.method.parameters()},
         sources=[{"label": ref.label, "fingerprint": ref.fingerprint} for ref in count.checkpoints],
-        options={
-            **count.options.identity(),
-            "dtype": plan.dtype.name if isinstance(plan.dtype, Dtype) else None,
-        },
+        inputs=inputs,
+        options={**count.options.identity(), "dtype": plan.dtype and plan.dtype.name},
         described=vars(described),
-        coefficients=coefficients,
+        coefficients=summary["statistics"]["lambda"],
         summary=summary,
         files=[
             {"name": f.name, "size": f.size, "header_sha256": hashlib.sha256(f.header).hexdigest()}
@@ -153,9 +152,16 @@ def make_record(
         ],
         side_files=side_files,
         left_behind=list(plan.left_behind),
-        merged=recorded("merged"),
-        copied=recorded("copied"),
+        merged=recorded[: len(count.merged)],
+        copied=recorded[len(count.merged) :],
         checksums=[f"{checksum:016x}" for checksum in checksums],
         encoded_tallies=tallies.encode(counted),
-        versions={"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        versions={"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
     )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -9,6 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ramstream.statistics import lambda_text
+
 View = list[RenderableType]
 """What is printed one below the other; lines of text are never cut where there is no terminal."""
 
@@ -70,17 +72,9 @@ def _agents(stats: dict[str, Any]) -> Table:
             _percent(agent["changed_share"]),
             *(_percent(share) for share in agent["overlapping"]),
             rho if isinstance(rho, str) else f"{rho:.3f}",
-            lambda_of(stats["lambda"], t),
+            lambda_text(stats["lambda"], t),
         )
     return table
-
-
-def lambda_of(lambdas: Any, t: int) -> str:
-    """An agent's λ, or its range where every tensor has its own."""
-    if isinstance(lambdas, dict):
-        values = [row[t] for row in lambdas.values()]
-        return f"{min(values):.4f} to {max(values):.4f}"
-    return f"{lambdas[t]:.4f}" if lambdas else "none"
 
 
 def _count_words(stats: dict[str, Any]) -> Iterator[str]:

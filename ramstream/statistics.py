@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,61 +55,59 @@ GROUPINGS: dict[str, Callable[[str], str]] = {"tensor": str, "layer": layer_of, 
 
 def statistics(
     described: Described,
-    overlap: Overlap,
+    tallies: Tallies,
     method: Method,
     by: str | None = None,
-    tallies: Tallies | None = None,
-    agents: Sequence[int] | None = None,
+    subset: tuple[Sequence[int], Overlap] | None = None,
 ) -> dict[str, Any]:
     """All of `ramstream stats` as plain data.
 
-    `overlap` is that of the agents looked at; `tallies` add what only pass 1 saw and `agents` are their indices
-    there (all by default). `by` groups the tensors by `tensor`, `layer` or `kind`.
+    `subset` looks at some agents only: their indices, and their overlap recounted from the bits. `by` groups the
+    tensors by `tensor`, `layer` or `kind`.
     """
-    chosen = list(range(len(described.labels))) if agents is None else list(agents)
+    chosen, overlap = (range(len(described.labels)), tallies["overlap"]) if subset is None else subset
     labels = [described.labels[t] for t in chosen]
     elements = np.array(described.elements, np.int64)
-    lambdas = method.coefficients(overlap)
-    total = overlap.sum(axis=0)
-    size = int(elements.sum())
+    total, size = overlap.sum(axis=0), int(elements.sum())
+    agents = [_agent(label, total[t], size, method) for t, label in enumerate(labels)]
+    for t, agent in zip(chosen, agents, strict=True):
+        agent["nonfinite"] = int(tallies["nonfinite"][:, t + 1].sum())
+        agent["refused"] = int(tallies["refused"][:, t + 1].sum())
+        agent["l2_norm"] = _finite(np.sqrt(tallies["l2"][:, t].sum()))
     result: dict[str, Any] = {
         "base": described.base,
         "elements": size,
         "tensors": len(described.names),
-        "epsilon": described.epsilon,
-        "agents": [_agent(label, total[t], size) for t, label in enumerate(labels)],
+        "agents": agents,
         "counts": _counts(total, size),
-        "method": {"name": method.name(), **_parameters(method)},
-        "lambda": _lambda_rows(method, lambdas, described.names),
+        "epsilon": described.epsilon,
+        "method": {"name": method.name(), **method.parameters()},
+        "lambda": _lambda_rows(method.coefficients(overlap), described.names),
+        "pairs": list(_pairs(tallies, chosen, labels, size)),
+        "nonfinite_in_base": int(tallies["nonfinite"][:, 0].sum()),
     }
-    if tallies is not None:
-        result["pairs"] = list(_pairs(tallies, chosen, labels, size))
-        for t, agent in zip(chosen, result["agents"], strict=True):
-            agent["nonfinite"] = int(tallies["nonfinite"][:, t + 1].sum())
-            agent["l2_norm"] = _finite(np.sqrt(tallies["l2"][:, t].sum()))
-            agent["steps"] = _steps(tallies["steps"][:, t].sum(axis=0))
-        result["nonfinite_in_base"] = int(tallies["nonfinite"][:, 0].sum())
-        if agents is None and tallies["patterns"].size:
+    if subset is None:
+        for agent, steps in zip(agents, tallies["steps"].sum(axis=0), strict=True):
+            agent["steps"] = {"unique": steps[0].tolist(), "shared": steps[1].tolist()}
+        if tallies["patterns"].size:
             result["patterns"] = _patterns(tallies["patterns"].sum(axis=0), labels)
     if by is not None:
-        result["groups"] = list(_groups(described.names, elements, overlap, GROUPINGS[by]))
+        result["groups"] = list(_groups(described.names, elements, overlap, GROUPINGS[by], method))
     result["copied"] = [{"name": n, "reason": why, "bytes": nbytes} for n, why, nbytes in described.copied]
-    result["warnings"] = [
-        *described.notes,
-        *_mismatches(described, chosen, result["agents"]),
-        *_warnings(result, described),
-    ]
+    found = (
+        _mismatches(described, chosen, agents),
+        _nonfinite(described, agents),
+        _warnings(result, described),
+    )
+    result["warnings"] = [*described.notes, *chain(*found)]
     return result
 
 
-def _parameters(method: Method) -> dict[str, Any]:
-    return {key: value for key, value in vars(method).items() if key != "epsilon"}
-
-
-def _agent(label: str, overlap: NDArray[np.int64], size: int) -> dict[str, Any]:
-    """One agent's row of the paper's table; shares are fractions."""
+def _agent(label: str, overlap: NDArray[np.int64], size: int, method: Method) -> dict[str, Any]:
+    """One agent's row of the paper's table; shares are fractions, ρ is the one the method uses."""
     changed, unique = int(overlap.sum()), int(overlap[0])
     shared = changed - unique
+    below = changed if method.parameters().get("ratio") == "changed" else unique
     return {
         "label": label,
         "changed": changed,
@@ -116,7 +115,7 @@ def _agent(label: str, overlap: NDArray[np.int64], size: int) -> dict[str, Any]:
         "unique": unique,
         "shared": shared,
         "overlapping": [int(n) / changed if changed else 0.0 for n in overlap],
-        "rho": shared / unique if unique else ("inf" if shared else 0.0),
+        "rho": shared / below if below else ("inf" if shared else 0.0),
     }
 
 
@@ -126,7 +125,15 @@ def _counts(overlap: NDArray[np.int64], size: int) -> list[int]:
     return [size - sum(exactly), *exactly]
 
 
-def _lambda_rows(method: Method, lambdas: NDArray[np.float64], names: Sequence[str]) -> Any:
+def lambda_text(lambdas: Any, t: int) -> str:
+    """An agent's λ from the statistics, or its range where every tensor has its own."""
+    if isinstance(lambdas, dict):
+        values = [row[t] for row in lambdas.values()]
+        return f"{min(values):.4f} to {max(values):.4f}"
+    return f"{lambdas[t]:.4f}" if lambdas else "none"
+
+
+def _lambda_rows(lambdas: NDArray[np.float64], names: Sequence[str]) -> Any:
     """One row where all tensors share λ, otherwise a row a tensor."""
     if len(lambdas) == 0 or (lambdas == lambdas[0]).all():
         return lambdas[0].tolist() if len(lambdas) else []
@@ -156,10 +163,6 @@ def _pairs(
             }
 
 
-def _steps(histogram: NDArray[np.int64]) -> dict[str, list[int]]:
-    return {"unique": histogram[0].tolist(), "shared": histogram[1].tolist()}
-
-
 def _patterns(patterns: NDArray[np.int64], labels: Sequence[str]) -> list[dict[str, Any]]:
     """Elements by exact set of contributors, the unchanged ones first."""
     return [
@@ -169,7 +172,11 @@ def _patterns(patterns: NDArray[np.int64], labels: Sequence[str]) -> list[dict[s
 
 
 def _groups(
-    names: Sequence[str], elements: NDArray[np.int64], overlap: Overlap, group_of: Callable[[str], str]
+    names: Sequence[str],
+    elements: NDArray[np.int64],
+    overlap: Overlap,
+    group_of: Callable[[str], str],
+    method: Method,
 ) -> Iterator[dict[str, Any]]:
     members: dict[str, list[int]] = {}
     for i, name in enumerate(names):
@@ -180,7 +187,7 @@ def _groups(
             "group": group,
             "tensors": len(indices),
             "elements": size,
-            "agents": [_agent("", row, size) for row in total],
+            "agents": [_agent("", row, size, method) for row in total],
             "counts": _counts(total, size),
         }
 
@@ -197,6 +204,14 @@ def _mismatches(described: Described, chosen: Sequence[int], agents: list[dict[s
             yield f"{text}; {100 * share:.1f} % of its elements count as changed"
 
 
+def _nonfinite(described: Described, agents: list[dict[str, Any]]) -> Iterator[str]:
+    """How many NaN and Inf were left out or merged."""
+    fate = {"base": "left as the base has them", "keep": "merged"}.get(described.on_nonfinite)
+    for agent in agents:
+        if agent["refused"] and fate:
+            yield f"{agent['label']}: {agent['refused']} NaN or Inf where the base differs were {fate}"
+
+
 def _warnings(result: dict[str, Any], described: Described) -> Iterator[str]:
     """What a reader should know before trusting the numbers."""
     agents = result["agents"]
@@ -207,7 +222,7 @@ def _warnings(result: dict[str, Any], described: Described) -> Iterator[str]:
                 "it is probably not an RL fine-tune, or not one of this base"
             )
         if not agent["changed"]:
-            yield f"{agent['label']} is identical to the base in every merged element"
+            yield f"{agent['label']} changed no merged element by more than {described.epsilon:g}"
     for pair in result.get("pairs", ()):
         if pair["identical"]:
             yield f"{pair['agents'][0]} and {pair['agents'][1]} are identical in every merged element"
@@ -216,10 +231,9 @@ def _warnings(result: dict[str, Any], described: Described) -> Iterator[str]:
     if "BF16" in described.dtypes:
         least = min((value - 1 for value in _flat(result["lambda"]) if value > 1), default=None)
         if least is not None:
-            steps = int(np.ceil(0.5 / least))
             yield (
-                f"in bf16 output a unique change of fewer than {steps} steps is not moved by the smallest λ, "
-                f"{1 + least:.3g}; the summary of a merge counts how many outputs λ moved"
+                f"λ = {1 + least:.6g} is so near to 1 that bf16 output shows it only where an agent alone moved an "
+                f"element by {int(np.ceil(0.5 / least))} bf16 steps or more"
             )
 
 

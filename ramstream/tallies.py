@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -67,14 +66,6 @@ def add(total: Tallies, index: int, piece: Any) -> None:
             record[name][...] += piece[name]
 
 
-def combine(agents: int, pieces: Iterable[Any]) -> Tallies:
-    """One record that holds the sum of `pieces`, added in their order."""
-    total = empty(agents, 1)
-    for piece in pieces:
-        add(total, 0, piece)
-    return total
-
-
 def encode(tallies: Tallies) -> str:
     """ASCII form for a journal line, exact to the bit."""
     return base64.b85encode(zlib.compress(tallies.tobytes(), 1)).decode("ascii")
@@ -88,10 +79,4 @@ def decode(text: str, agents: int) -> Tallies:
 def changed(tallies: Tallies) -> NDArray[np.int64]:
     """int64 (records, T): elements each agent changed."""
     counts: NDArray[np.int64] = tallies["overlap"].sum(axis=-1)
-    return counts
-
-
-def unique(tallies: Tallies) -> NDArray[np.int64]:
-    """int64 (records, T): elements only that agent changed."""
-    counts: NDArray[np.int64] = tallies["overlap"][..., 0]
     return counts

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ramstream.errors import PlanError
+from ramstream.errors import UsageError
 
 GRAIN = 1 << 22
 """Elements of the flat space that are counted, checksummed, journaled and stored as one."""
@@ -76,13 +76,13 @@ _SPELLINGS = {
 
 
 def parse_dtype(text: str) -> Dtype:
-    """A float dtype by any common name: `bf16`, `bfloat16`, `torch.bfloat16`, `BF16`. PlanError otherwise."""
+    """A float dtype by any common name: `bf16`, `bfloat16`, `torch.bfloat16`, `BF16`. UsageError otherwise."""
     word = text.lower().removeprefix("torch.")
     for name, spellings in _SPELLINGS.items():
         if word == name.lower() or word in spellings:
             return Dtype[name]
     known = ", ".join(name.lower() for name in _SPELLINGS)
-    raise PlanError(f"{text!r} is not a float dtype ramstream knows; use one of {known}")
+    raise UsageError(f"{text!r} is not a float dtype ramstream knows; use one of {known}")
 
 
 def config_name(dtype: Dtype) -> str:

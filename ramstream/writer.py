@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -36,7 +37,11 @@ def create_files(folder: Path, outputs: Sequence[OutputFile]) -> None:
 def _allocate(descriptor: int, size: int) -> None:
     os.ftruncate(descriptor, size)
     if size and hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # file systems that cannot: only slower
+                raise
 
 
 def intact(folder: Path, outputs: Sequence[OutputFile]) -> bool:
@@ -55,23 +60,11 @@ class RangeWriter:
     """Writes ranges of the output's files; one a worker."""
 
     def __init__(self, folder: Path, outputs: Sequence[OutputFile]) -> None:
-        self._paths = [folder / output.name for output in outputs]
-        self._open: dict[int, int] = {}
+        self._files = durable.OpenFiles([folder / output.name for output in outputs], os.O_WRONLY)
 
     def write(self, file: int, offset: int, data: NDArray[np.uint8]) -> None:
         """Write all bytes of `data` at an absolute offset."""
-        if file not in self._open:
-            self._open[file] = os.open(self._paths[file], os.O_WRONLY)
-        durable.write_at(self._open[file], memoryview(data), offset)  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        """Close the files; nothing is fsynced here."""
-        for descriptor in self._open.values():
-            os.close(descriptor)
-        self._open.clear()
-
-    def __del__(self) -> None:
-        self.close()
+        durable.write_at(self._files.get(file), memoryview(data), offset)  # type: ignore[arg-type]
 
 
 def sync_files(folder: Path, outputs: Sequence[OutputFile], touched: Iterable[int]) -> None:

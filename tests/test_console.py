@@ -8,12 +8,13 @@ from rich.console import Console
 
 from ramstream import console, report
 from ramstream.engine.events import Advanced, Event, Note, PassBegan, PassEnded
+from ramstream.statistics import lambda_text
 
 EVENTS: list[Event] = [
     Note("look here"),
-    PassBegan("counting", 4_000_000_000, 1_000_000_000),
-    Advanced(2_000_000_000, 60),
-    Advanced(1_000_000_000, 30),
+    PassBegan("counting", 120),
+    Advanced(90, 2_000_000_000),
+    Advanced(30, 1_000_000_000),
     PassEnded(),
 ]
 
@@ -72,5 +73,5 @@ def test_numbers(count: float, text: str) -> None:
 
 
 def test_a_lambda_of_each_tensor_is_shown_as_a_range() -> None:
-    assert report.lambda_of({"a": [1.0, 1.1], "b": [1.2, 1.05]}, 1) == "1.0500 to 1.1000"
-    assert report.lambda_of([], 0) == "none"
+    assert lambda_text({"a": [1.0, 1.1], "b": [1.2, 1.05]}, 1) == "1.0500 to 1.1000"
+    assert lambda_text([], 0) == "none"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ramstream.journal import Journal, Record
+from ramstream.journal import Journal, Line
 
-RECORDS: list[Record] = [
+RECORDS: list[Line] = [
     {"journal": "count", "digest": "ab", "inputs": [[[1, 2, 3]]]},
     {"unit": 0, "inputs": [18446744073709551615, 0], "name": "Größe"},
     {"unit": 1, "changed": []},
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.jsonl"
 
 
-def replay(path: Path) -> list[tuple[int, Record]]:
+def replay(path: Path) -> list[tuple[int, Line]]:
     journal = Journal(path)
     found = list(journal.replay())
     journal.close()
@@ -86,7 +86,7 @@ def test_a_file_cut_anywhere_keeps_its_whole_lines(path: Path, end: int) -> None
     more=st.lists(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=9)), max_size=3),
 )
 def test_a_torn_journal_goes_on_after_its_whole_lines(
-    tmp_path: Path, kept: int, cut: float, noise: bytes, more: list[Record]
+    tmp_path: Path, kept: int, cut: float, noise: bytes, more: list[Line]
 ) -> None:
     path = tmp_path / "journal.jsonl"
     torn = LINES[kept][: int(cut * len(LINES[kept]))] if kept < 3 else b""

@@ -90,7 +90,7 @@ def test_store_output_and_checkpoints_give_the_same_statistics(
     model: list[Checkpoint], store: Path, out: Path, method: RamPlus
 ) -> None:
     described, tallies = count(plan_counts(model[0], model[1:]), LIMITS)
-    fresh = statistics(described, tallies["overlap"], method, "layer", tallies)
+    fresh = statistics(described, tallies, method, "layer")
     assert queries.stats_of(store, method, "layer") == fresh
     assert queries.stats_of(out, method, "layer") == fresh
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ramstream.checkpoint import reader as reader_module
 from ramstream.checkpoint.reader import BUFFER_ALIGNMENT, MappedReader, PreadReader, open_reader
+from ramstream.durable import OpenFiles
 from ramstream.errors import CheckpointError, IntegrityError, PlanError
 from ramstream.memory import MAPPED_SLACK
 
@@ -188,7 +189,7 @@ def test_few_files_stay_open(way: str, files: list[Path]) -> None:
         for file in range(len(files)):
             reader.read(file, 0, 100, 1)
             views.append(descriptors() - before)
-    assert max(views) == 4
+    assert max(views) == OpenFiles.LIMIT
     reader.close()
     assert descriptors() == before
     reader.read(0, 0, 1, 1)

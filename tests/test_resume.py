@@ -46,7 +46,7 @@ DRIVER = """
 import sys, time
 from ramstream.engine import passes
 from ramstream.cli import main
-pause, passes.TASK_BYTES, passes.BATCH_SECONDS = float(sys.argv.pop(1)), int(sys.argv.pop(1)), 0.0
+pause, passes.TASK_UNITS, passes.BATCH_SECONDS = float(sys.argv.pop(1)), int(sys.argv.pop(1)), 0.0
 do = passes.run_task
 def run_task(setup, works):
     time.sleep(pause)

@@ -41,7 +41,7 @@ def tallies_of(patterns: dict[int, float], agents: int = 3) -> Tallies:
 
 def test_the_published_profile_gives_the_published_table() -> None:
     tallies = tallies_of({pattern: round(100 * share) for pattern, share in PROFILE.items()})
-    stats = statistics(described("w", size=9989), tallies["overlap"], RamPlus(), None, tallies)
+    stats = statistics(described("w", size=9989), tallies, RamPlus())
     code, tool, memory = stats["agents"]
     assert [round(100 * agent["changed_share"], 1) for agent in (code, tool, memory)] == [3.2, 46.2, 54.3]
     assert [agent["rho"] for agent in (code, tool, memory)] == pytest.approx([14.9, 1.45, 1.11], rel=0.01)
@@ -52,14 +52,14 @@ def test_the_published_profile_gives_the_published_table() -> None:
 
 def test_no_unique_element_gives_infinity_and_alpha() -> None:
     tallies = tallies_of({0b011: 10}, agents=2)
-    stats = statistics(described("w", agents=2), tallies["overlap"], RamPlus(alpha=1.5), None, tallies)
+    stats = statistics(described("w", agents=2), tallies, RamPlus(alpha=1.5))
     assert [agent["rho"] for agent in stats["agents"]] == ["inf", "inf"]
     assert stats["lambda"] == [1.15, 1.15]
 
 
 def test_nothing_changed_is_said_and_divides_nothing_by_zero() -> None:
     tallies = tallies_of({}, agents=2)
-    stats = statistics(described("w", agents=2), tallies["overlap"], RamPlus(), "tensor", tallies)
+    stats = statistics(described("w", agents=2), tallies, RamPlus(), "tensor")
     assert stats["lambda"] == [1.0, 1.0]
     assert stats["counts"] == [1000, 0, 0]
     assert any("nothing changed at all" in text for text in stats["warnings"])
@@ -67,22 +67,20 @@ def test_nothing_changed_is_said_and_divides_nothing_by_zero() -> None:
 
 def test_no_merged_tensor_at_all_is_no_division_by_zero() -> None:
     tallies = empty(2, 0)
-    stats = statistics(described(agents=2), tallies["overlap"], RamPlus(), "kind", tallies)
+    stats = statistics(described(agents=2), tallies, RamPlus(), "kind")
     assert (stats["elements"], stats["lambda"], stats["groups"]) == (0, [], [])
 
 
 def test_a_lambda_for_each_tensor_is_a_row_for_each_tensor() -> None:
-    overlap = np.zeros((2, 2, 2), np.int64)
-    overlap[0, :, 1] = 5
-    stats = statistics(described("a", "b", agents=2), overlap, RamPlus(scope="tensor"))
+    tallies = empty(2, 2)
+    tallies["overlap"][0, :, 1] = 5
+    stats = statistics(described("a", "b", agents=2), tallies, RamPlus(scope="tensor"))
     assert stats["lambda"] == {"a": [1.2, 1.2], "b": [1.0, 1.0]}
 
 
 def test_almost_everything_changed_is_alarmed_with_the_two_reasons() -> None:
     tallies = tallies_of({0b1: 950}, agents=1)
-    (warning,) = statistics(described("w", agents=1), tallies["overlap"], RamPlus(), None, tallies)[
-        "warnings"
-    ]
+    (warning,) = statistics(described("w", agents=1), tallies, RamPlus())["warnings"]
     assert "95.0 %" in warning
     assert "not an RL fine-tune" in warning
     assert "not one of this base" in warning
@@ -91,15 +89,15 @@ def test_almost_everything_changed_is_alarmed_with_the_two_reasons() -> None:
 def test_identical_agents_are_named() -> None:
     tallies = tallies_of({0b11: 10}, agents=2)
     tallies["dots"][...] = 3.0
-    warnings = statistics(described("w", agents=2), tallies["overlap"], RamPlus(), None, tallies)["warnings"]
+    warnings = statistics(described("w", agents=2), tallies, RamPlus())["warnings"]
     assert "code and tool are identical in every merged element" in warnings
 
 
 def test_in_bf16_the_steps_that_lambda_moves_are_named() -> None:
     tallies = tallies_of({0b01: 10, 0b11: 2}, agents=2)
-    stats = statistics(described("w", dtype="BF16", agents=2), tallies["overlap"], RamPlus(), None, tallies)
+    stats = statistics(described("w", dtype="BF16", agents=2), tallies, RamPlus())
     assert stats["lambda"][0] == 1.02
-    assert any("fewer than 25 steps" in text for text in stats["warnings"])
+    assert any("by 25 bf16 steps or more" in text for text in stats["warnings"])
 
 
 @pytest.mark.parametrize(
@@ -120,9 +118,10 @@ def test_kind_and_layer_come_from_the_name(name: str, kind: str, layer: str) -> 
 
 
 def test_groups_add_up_to_the_whole() -> None:
-    overlap = np.arange(3 * 2 * 2).reshape(3, 2, 2)
+    tallies = empty(2, 3)
+    overlap = tallies["overlap"] = np.arange(3 * 2 * 2).reshape(3, 2, 2)
     names = ("layers.0.mlp.a", "layers.0.attn.b", "layers.1.mlp.c")
     for by in ("tensor", "layer", "kind"):
-        groups = statistics(described(*names, agents=2), overlap, RamPlus(), by)["groups"]
+        groups = statistics(described(*names, agents=2), tallies, RamPlus(), by)["groups"]
         assert sum(group["elements"] for group in groups) == 3000
         assert sum(group["agents"][1]["changed"] for group in groups) == overlap[:, 1].sum()

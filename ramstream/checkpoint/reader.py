@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ramstream.durable import OpenFiles
 from ramstream.errors import CheckpointError, IntegrityError, PlanError
 from ramstream.memory import FOLIO
 
@@ -24,9 +25,6 @@ Bytes = NDArray[np.uint8]
 
 BUFFER_ALIGNMENT = 64
 """Buffers begin on a multiple of this; the largest alignment that may be asked."""
-
-_OPEN_FILES = 4
-"""Files one reader keeps open: ranges come in file order, and the process may open 1024 in all."""
 
 
 class Reader(Protocol):
@@ -103,7 +101,7 @@ class MappedReader:
     def _open(self, file: int, offset: int) -> mmap.mmap:
         mapping = self._maps.pop(file, None)
         if mapping is None:
-            while len(self._maps) >= _OPEN_FILES:
+            while len(self._maps) >= OpenFiles.LIMIT:
                 del self._maps[next(iter(self._maps))]
             mapping = _map(self._paths[file], offset)
         self._maps[file] = mapping  # last in order: the one used last
@@ -114,8 +112,8 @@ class PreadReader:
     """Reads into one reused buffer: for network file systems, and files that may be truncated meanwhile."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._descriptors: dict[int, int] = {}
         self._paths = list(paths)
+        self._files = OpenFiles(self._paths, os.O_RDONLY)
         self._buffer = _Buffer()
 
     def read(self, file: int, offset: int, nbytes: int, alignment: int) -> Bytes:
@@ -123,7 +121,11 @@ class PreadReader:
         _check_request(offset, nbytes, alignment)
         buffer = self._buffer.take(nbytes)
         if nbytes:
-            _fill(buffer, self._open(file, offset), self._paths[file], offset)
+            try:
+                descriptor = self._files.get(file)
+            except OSError as error:
+                raise _unreadable(self._paths[file], offset, error) from error
+            _fill(buffer, descriptor, self._paths[file], offset)
         return _read_only(buffer)
 
     def release(self) -> None:
@@ -131,25 +133,8 @@ class PreadReader:
 
     def close(self) -> None:
         """Close the files and drop the buffer."""
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
+        self._files.close()
         self._buffer = _Buffer()
-
-    def __del__(self) -> None:
-        self.close()
-
-    def _open(self, file: int, offset: int) -> int:
-        descriptor = self._descriptors.pop(file, None)
-        if descriptor is None:
-            while len(self._descriptors) >= _OPEN_FILES:
-                os.close(self._descriptors.pop(next(iter(self._descriptors))))
-            path = self._paths[file]
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                raise _unreadable(path, offset, error) from error
-        self._descriptors[file] = descriptor
-        return descriptor
 
 
 class _Buffer:

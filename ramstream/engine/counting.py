@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,12 +12,13 @@ import numpy as np
 
 from ramstream import durable, folder
 from ramstream.engine.events import Listener, Note, ignore
-from ramstream.engine.ledgers import CountLedger, Ledger, input_stats
+from ramstream.engine.inputs import input_stats
+from ramstream.engine.ledgers import CountLedger, Ledger
 from ramstream.engine.limits import Capacity, Limits, capacity
 from ramstream.engine.passes import Books, run_pass
 from ramstream.engine.place import refuse_overlap
 from ramstream.engine.worker import Setup
-from ramstream.errors import ContentError, IntegrityError
+from ramstream.errors import ContentError
 from ramstream.overlap import JOURNAL, LOCK, OverlapStore
 from ramstream.plan import CountPlan, Described
 from ramstream.tallies import Tallies
@@ -30,7 +30,8 @@ def count(
     """Count every merged element: what was counted, and the tallies, one record a merged tensor.
 
     With `store`, bits and tallies are kept there and an unfinished count goes on; without, nothing is kept.
-    BudgetError, ContentError (non-finite values under `error`), PlanError (a store of something else).
+    BudgetError, ContentError (non-finite values under `error`), PlanError (a store of something else),
+    IntegrityError (inputs that changed).
     """
     found = capacity(limits or Limits(), plan)
     if store is not None:
@@ -38,7 +39,8 @@ def count(
     with TemporaryDirectory(prefix="ramstream-") as path, durable.disk_full_is_an_error(Path(path)):
         ledger = CountLedger(Path(path) / JOURNAL, plan, durable=False)
         try:
-            books = Books(counting_setup(plan, None, found.io), ledger, None, listener, durable=False)
+            input_stats(plan)
+            books = Books(Setup(plan, found.io), ledger, None, listener, durable=False)
             tallies, notes = count_pass(books, found.workers)
         finally:
             ledger.close()
@@ -52,11 +54,11 @@ def _count_into(
     refuse_overlap(store, plan, "the store")
     try:
         with durable.disk_full_is_an_error(store), open_store(store, plan, bits=True) as (kept, ledger):
+            begin_session(plan, ledger, found, listener)
             if not kept.complete:
-                begin_session(plan, ledger, ledger, found.workers, found.io, listener)
-                books = Books(counting_setup(plan, kept.path, found.io), ledger, None, listener)
-                kept.finish(*count_pass(books, found.workers))
-            return kept.described, kept.tallies()
+                books = Books(Setup(plan, found.io, kept.path), ledger, None, listener)
+                kept.finish(*count_pass(books, found.workers), ledger.changed_grains())
+            return kept.described_as(plan), kept.tallies()
     except ContentError:
         folder.remove(store)
         raise
@@ -64,66 +66,40 @@ def _count_into(
 
 @contextmanager
 def open_store(path: Path, plan: CountPlan, bits: bool) -> Iterator[tuple[OverlapStore, CountLedger]]:
-    """The store for a plan, made if there is none, held by this process, with its ledger."""
-    store = OverlapStore.open_for(path, plan, bits)
-    with durable.lock(store.path / LOCK, str(store.path)):
-        ledger = CountLedger(store.path / JOURNAL, plan)
+    """The store for a plan, made if there is none, with its ledger; held alone while it is not complete."""
+    complete = OverlapStore.open_for(path, plan, bits).complete
+    with durable.lock(path / LOCK, str(path), shared=complete):
+        ledger = CountLedger(path / JOURNAL, plan)
         try:
             yield OverlapStore(path), ledger
         finally:
             ledger.close()
 
 
-def counting_setup(plan: CountPlan, store: Path | None, io: str) -> Setup:
-    """The setup of a pass that only counts, or only compares checksums."""
-    return Setup(uuid.uuid4().hex, plan, None, None, store, io, "cpu", None)
-
-
 def count_pass(books: Books, workers: int) -> tuple[Tallies, list[str]]:
     """Count the units that are not yet counted, and refuse what cannot be merged; the tallies, and notes."""
-    ledger = books.counts
-    works = [ledger.work(int(unit), merge=False) for unit in np.flatnonzero(~ledger.done)]
-    run_pass("counting", books, works, workers)
+    ledger, plan = books.counts, books.setup.count
+    left = np.flatnonzero(~ledger.done).tolist()
+    run_pass("counting", books, left, lambda unit: ledger.work(unit, merge=False, skip=True), workers)
     tallies = ledger.tallies()
-    return tallies, check_counts(books.setup.count, ledger, tallies)
+    return tallies, check_counts(plan, ledger, tallies)
 
 
-def begin_session(
-    plan: CountPlan,
-    counts: CountLedger,
-    ledger: Ledger,
-    workers: int,
-    io: str,
-    listener: Listener,
-) -> None:
+def begin_session(plan: CountPlan, ledger: Ledger, found: Capacity, listener: Listener) -> None:
     """Compare the inputs with what `ledger`'s finished units saw, and write down their present state there.
 
-    Sizes must be the headers'. Where an input's size, time or inode is another than when work was last vouched
-    for, the finished units are read again and compared. IntegrityError where anything differs.
+    Where an input's size, time or inode is another than when work was last vouched for, the finished units are
+    read again and every checksum is compared. IntegrityError where anything differs.
     """
-    check_sizes(plan)
     stats = input_stats(plan)
     if ledger.inputs not in (None, stats) and ledger.done.any():
-        listener(Note("input files were touched since the last run; comparing the finished part with them"))
-        books = Books(counting_setup(plan, None, io), counts, None, listener, durable=False)
-        works = [counts.check(int(unit)) for unit in np.flatnonzero(ledger.done & counts.done)]
-        run_pass("checking", books, works, workers)
+        listener(Note("input files were touched since they were read; comparing their contents"))
+        with TemporaryDirectory(prefix="ramstream-") as path:
+            nothing = CountLedger(Path(path) / JOURNAL, plan, durable=False)
+            books = Books(Setup(plan, found.io), nothing, None, listener, durable=False)
+            run_pass("checking", books, np.flatnonzero(ledger.done).tolist(), ledger.check, found.workers)
+            nothing.close()
     ledger.open_session(stats)
-
-
-def check_sizes(plan: CountPlan) -> None:
-    """IntegrityError where an input file no longer has the size its headers were read with."""
-    for checkpoint in plan.checkpoints:
-        for path, (name, size) in zip(checkpoint.paths, checkpoint.files, strict=True):
-            try:
-                found = path.stat().st_size
-            except OSError as error:
-                raise IntegrityError(f"{checkpoint.label}/{name} is gone: {error.strerror}") from error
-            if found != size:
-                raise IntegrityError(
-                    f"{checkpoint.label}/{name} has {found} bytes, it had {size} when the run was planned; "
-                    "restore it"
-                )
 
 
 def check_counts(plan: CountPlan, ledger: CountLedger, tallies: Tallies) -> list[str]:
@@ -135,7 +111,8 @@ def check_counts(plan: CountPlan, ledger: CountLedger, tallies: Tallies) -> list
         text = f"{label}: {tensor.name} ({tensor.dtype}) differs from the base's"
         if tensor.compare == "error":
             problems.append(
-                f"{text}, and its dtype is unknown; it can only be copied where all hold the same"
+                f"{text}, and its dtype is unknown; it can only be copied where all hold the same, "
+                f"use --exclude {tensor.name} to copy the base's"
             )
         else:
             found.append(f"{text}; the base's is copied")

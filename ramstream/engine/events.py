@@ -8,19 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PassBegan:
-    """A pass over the inputs begins: `total` bytes to read, of which `done` were read by an earlier run."""
+    """A pass over the inputs begins, with so many units of work left in it."""
 
     title: str
-    total: int
-    done: int
+    units: int
 
 
 @dataclass(frozen=True)
 class Advanced:
     """`units` more units, `read` bytes of input, were worked through and are vouched for."""
 
-    read: int
     units: int
+    read: int
 
 
 @dataclass(frozen=True)

@@ -2,62 +2,76 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ramstream import tallies
+from ramstream.engine.inputs import Stats
 from ramstream.engine.worker import UnitResult, Work
 from ramstream.errors import JournalError
-from ramstream.journal import Journal, Record
+from ramstream.journal import Journal, Line
 from ramstream.plan import CountPlan, MergePlan
-
-Stats = list[list[list[int]]]
-"""[size, mtime, inode] of every file of every checkpoint."""
 
 
 class Ledger:
-    """What both ledgers share: the head line that says whose the journal is, and the state of the inputs."""
+    """What both ledgers share: whose the journal is, the state of the inputs, and what was read of them.
+
+    Every line vouches for one unit and holds the inputs' checksums that it was made from.
+    """
 
     kind = ""
 
-    def __init__(self, path: Path, digest: str, units: int, durable: bool = True) -> None:
-        self.done = np.zeros(units, bool)
+    def __init__(self, path: Path, digest: str, plan: CountPlan, durable: bool = True) -> None:
+        self.done = np.zeros(plan.units, bool)
+        self.checksums = np.zeros((plan.units, plan.agents + 1), np.uint64)
+        """Of every input, unit by unit, where done."""
         self.inputs: Stats | None = None
         """The input files' state when work was last vouched for, None for a fresh journal."""
+        self._plan = plan
         self._journal = Journal(path, durable)
         self._digest = digest
 
     def replay(self) -> None:
         """Take over what the journal vouches for; JournalError where it belongs to another plan."""
-        for position, record in self._journal.replay():
-            if "journal" in record:
-                if (record["journal"], record["digest"]) != (self.kind, self._digest):
+        for position, line in self._journal.replay():
+            if "journal" in line:
+                if (line["journal"], line["digest"]) != (self.kind, self._digest):
                     raise JournalError(
-                        f"{self._journal.path} is the {record['journal']} journal of {record['digest'][:12]}, "
+                        f"{self._journal.path} is the {line['journal']} journal of {line['digest'][:12]}, "
                         f"not the {self.kind} journal of {self._digest[:12]}; remove it to start anew"
                     )
-                self.inputs = record["inputs"]
+                self.inputs = line["inputs"]
             else:
-                self.take(position, record)
+                self.take(position, line)
 
     def open_session(self, inputs: Stats) -> None:
         """Write down the state of the inputs that all following lines are about."""
-        if self.inputs != inputs:
+        if self.inputs != inputs and self._journal.writable:
             self._journal.append([{"journal": self.kind, "digest": self._digest, "inputs": inputs}])
             self.inputs = inputs
 
-    def add(self, records: Sequence[Record]) -> None:
+    def add(self, lines: Sequence[Line]) -> None:
         """Vouch for finished work: on disk when this returns."""
-        for position, record in zip(self._journal.append(records), records, strict=True):
-            self.take(position, record)
+        for position, line in zip(self._journal.append(lines), lines, strict=True):
+            self.take(position, line)
 
-    def take(self, position: int, record: Record) -> None:
-        """Note one record."""
-        raise NotImplementedError
+    def take(self, position: int, line: Line) -> None:
+        """Note one line."""
+        if "unit" in line:
+            self.done[line["unit"]] = True
+            self.checksums[line["unit"]] = line["inputs"]
+
+    def check(self, unit: int) -> Work:
+        """Read a finished unit's inputs again and compare every checksum."""
+        return Work(unit, False, False, self.expected(unit))
+
+    def expected(self, unit: int) -> tuple[int, ...]:
+        """The inputs' checksums that a finished unit was made from."""
+        return tuple(map(int, self.checksums[unit]))
 
     @property
     def complete(self) -> bool:
@@ -70,56 +84,55 @@ class Ledger:
 
 
 class CountLedger(Ledger):
-    """Pass 1: inputs' checksums, who changed anything in each unit, and where the tallies' lines are."""
+    """Pass 1: who changed anything in each unit, and where the tallies' lines are."""
 
     kind = "count"
 
     def __init__(self, path: Path, plan: CountPlan, durable: bool = True) -> None:
-        super().__init__(path, plan.digest, plan.units, durable)
-        self._plan = plan
-        self._checksums = np.zeros((plan.units, plan.agents + 1), np.uint64)
+        super().__init__(path, plan.digest, plan, durable)
         self._changed = np.zeros((plan.units, plan.agents), bool)
         self._position = np.zeros(plan.units, np.int64)
         self.differs: set[tuple[int, int]] = set()
         """(tensor, agent) of copied tensors whose bytes are not the base's."""
         self.replay()
 
-    def take(self, position: int, record: Record) -> None:
+    def take(self, position: int, line: Line) -> None:
         """Note one counted unit."""
-        unit = record["unit"]
+        super().take(position, line)
+        unit = line["unit"]
         self._position[unit] = position
-        self._checksums[unit] = record["inputs"]
-        self._changed[unit] = np.array(record.get("changed", 0)) > 0
-        self.differs.update((tensor, agent) for tensor, agent in record.get("differs", ()))
-        self.done[unit] = True
+        self._changed[unit] = np.array(line.get("changed", 0)) > 0
+        self.differs.update((tensor, agent) for tensor, agent in line.get("differs", ()))
 
     @staticmethod
-    def record(result: UnitResult) -> Record:
+    def line(result: UnitResult) -> Line:
         """The journal line of one counted unit."""
-        line: Record = {"unit": result.unit, "inputs": result.inputs}
+        line: Line = {"unit": result.unit, "inputs": result.inputs}
         if result.tallies is not None:
             line |= {"changed": result.changed, "tallies": result.tallies}
         if result.differs:
             line["differs"] = result.differs
         return line
 
-    def work(self, unit: int, merge: bool) -> Work:
-        """What is left to do in a unit, with what pass 1 found there."""
+    def work(self, unit: int, merge: bool, skip: bool) -> Work:
+        """What is left to do in a unit. With `skip` the files of agents that changed nothing there are not read:
+        right as long as the inputs' state is the one they were counted in.
+        """
         if not self.done[unit]:
             return Work(unit, count=True, merge=merge)
-        skipped = frozenset(int(k) + 1 for k in np.flatnonzero(~self._changed[unit]))
-        return Work(unit, False, merge, tuple(map(int, self._checksums[unit])), skipped)
+        unchanged = np.flatnonzero(~self._changed[unit]) + 1 if skip else ()
+        return Work(unit, False, merge, self.expected(unit), frozenset(map(int, unchanged)))
 
-    def check(self, unit: int) -> Work:
-        """Read a counted unit again and compare every input's checksum."""
-        return Work(unit, False, False, tuple(map(int, self._checksums[unit])))
+    def changed_grains(self) -> list[int]:
+        """Grains in which anybody changed anything: those whose bits are stored."""
+        return np.flatnonzero(self._changed[: self._plan.flat.units].any(axis=1)).tolist()
 
     def tallies(self) -> tallies.Tallies:
         """The tallies, one record a merged tensor, added in grain order."""
         total = tallies.empty(self._plan.agents, len(self._plan.merged))
         for unit in range(self._plan.flat.units):
-            record = self._journal.read(int(self._position[unit]))
-            pieces = tallies.decode(record["tallies"], self._plan.agents)
+            line = self._journal.read(int(self._position[unit]))
+            pieces = tallies.decode(line["tallies"], self._plan.agents)
             for (_, piece), counted in zip(self._plan.pieces(unit), pieces, strict=True):
                 first = counted["refused_first"]
                 first[first >= 0] += piece.begin
@@ -133,9 +146,9 @@ class MergeLedger(Ledger):
     kind = "merge"
 
     def __init__(self, path: Path, plan: MergePlan) -> None:
-        super().__init__(path, plan.digest, plan.count.units)
-        self._grains = plan.count.flat.units
-        self.checksums = np.zeros(plan.count.units, np.uint64)
+        super().__init__(path, plan.digest, plan.count)
+        self.outputs = np.zeros(plan.count.units, np.uint64)
+        """Checksums of what was written, unit by unit, where done."""
         self.overflow: dict[tuple[bool, int], int] = {}
         """Elements beyond the output's range by (is merged, tensor)."""
         self.moved = 0
@@ -144,23 +157,23 @@ class MergeLedger(Ledger):
         self.publishing = False
         self.replay()
 
-    def take(self, position: int, record: Record) -> None:
+    def take(self, position: int, line: Line) -> None:
         """Note one merged unit, or one of the two turning points."""
-        if "unit" in record:
-            unit = record["unit"]
-            self.done[unit] = True
-            self.checksums[unit] = record["output"]
-            self.moved += record.get("moved", 0)
-            for tensor, n in record.get("overflow", ()):
-                key = (unit < self._grains, tensor)
+        super().take(position, line)
+        if "unit" in line:
+            unit = line["unit"]
+            self.outputs[unit] = line["output"]
+            self.moved += line.get("moved", 0)
+            for tensor, n in line.get("overflow", ()):
+                key = (self._plan.is_grain(unit), tensor)
                 self.overflow[key] = self.overflow.get(key, 0) + n
-        self.coefficients = record.get("coefficients", self.coefficients)
-        self.publishing = record.get("publishing", self.publishing)
+        self.coefficients = line.get("coefficients", self.coefficients)
+        self.publishing = line.get("publishing", self.publishing)
 
     @staticmethod
-    def record(result: UnitResult) -> Record:
+    def line(result: UnitResult) -> Line:
         """The journal line of one merged unit."""
-        line: Record = {"unit": result.unit, "output": result.output}
+        line: Line = {"unit": result.unit, "inputs": result.inputs, "output": result.output}
         if result.moved:
             line["moved"] = result.moved
         if result.overflow:
@@ -169,8 +182,6 @@ class MergeLedger(Ledger):
 
     def use_coefficients(self, coefficients: NDArray[np.float64]) -> None:
         """Write down which coefficients are used; JournalError where finished units used others."""
-        import hashlib
-
         name = hashlib.sha256(coefficients.tobytes()).hexdigest()
         if self.coefficients not in (None, name):
             raise JournalError(
@@ -184,12 +195,3 @@ class MergeLedger(Ledger):
         """Vouch that the output is complete and only its name is missing."""
         if not self.publishing:
             self.add([{"publishing": True}])
-
-
-def input_stats(plan: CountPlan) -> Stats:
-    """The present state of every input file."""
-    result: Stats = []
-    for checkpoint in plan.checkpoints:
-        stats: list[Any] = [path.stat() for path in checkpoint.paths]
-        result.append([[s.st_size, s.st_mtime_ns, s.st_ino] for s in stats])
-    return result

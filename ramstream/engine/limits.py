@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ramstream import memory
-from ramstream.errors import PlanError
+from ramstream.errors import UsageError
 from ramstream.kernels import host
 from ramstream.plan import CountPlan, MergePlan
 from ramstream.tallies import tally_dtype
@@ -38,11 +37,11 @@ class Limits:
         return parse_size(self.memory) if isinstance(self.memory, str) else self.memory
 
     def wanted_workers(self) -> int:
-        """Workers that are wanted; PlanError below one."""
+        """Workers that are wanted; UsageError below one."""
         if self.workers is None:
             return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if self.workers < 1:
-            raise PlanError(f"--workers is {self.workers}; it must be 1 or more")
+            raise UsageError(f"--workers is {self.workers}; it must be 1 or more")
         return self.workers
 
 
@@ -63,9 +62,7 @@ def capacity(limits: Limits, count: CountPlan, merge: MergePlan | None = None) -
     torch = merge is not None and (device != "cpu" or merge.method.kernel is None)
     tensors = (*count.merged, *count.copied)
     sources = [source.dtype for tensor in count.merged for source in tensor.sources if source]
-    slots = [slot.dtype for slot in merge.merged + merge.copied] if merge else []
     itemsize = max((ITEMSIZE[dtype] for dtype in sources), default=1)
-    out_itemsize = max((ITEMSIZE.get(dtype, 1) for dtype in slots), default=0)
     staging, wanted = 0, limits.wanted_workers()
     if torch:
         from ramstream.kernels.torch import TorchMerger
@@ -76,14 +73,14 @@ def capacity(limits: Limits, count: CountPlan, merge: MergePlan | None = None) -
     record = tally_dtype(count.agents).itemsize
     fixed = memory.reserved(len(tensors), count.agents, record, "F64" in sources, torch)
     kernels = host.counter_bytes(count.agents) + host.merger_bytes(count.agents)
-    each = memory.worker(count.agents, itemsize, out_itemsize, kernels, staging)
+    each = memory.worker(count.agents, itemsize, merge.itemsize if merge else 0, kernels, staging)
     budget = limits.budget()
     workers = memory.workers_that_fit(budget, fixed, each, wanted)
     return Capacity(workers, budget, fixed + workers * each, device, limits.io)
 
 
 def resolve_device(device: str) -> str:
-    """`cpu`, `cpu:torch` or `cuda:N`; `auto` is a GPU where the machine shows one. PlanError for another.
+    """`cpu`, `cpu:torch` or `cuda:N`; `auto` is a GPU where the machine shows one. UsageError for another.
 
     torch is not imported where the machine shows no GPU.
     """
@@ -93,9 +90,9 @@ def resolve_device(device: str) -> str:
         return "cuda:0" if _shows_gpu() and _gpus() else "cpu"
     name, _, number = device.partition(":")
     if name != "cuda" or not (number or "0").isdecimal():
-        raise PlanError(f"--device {device!r}: use auto, cpu, cuda:N or cpu:torch")
+        raise UsageError(f"--device {device!r}: use auto, cpu, cuda:N or cpu:torch")
     if int(number or 0) >= (found := _gpus()):
-        raise PlanError(f"--device {device}: torch sees {found} GPUs here; use auto or cpu")
+        raise UsageError(f"--device {device}: torch sees {found} GPUs here; use auto or cpu")
     return f"cuda:{int(number or 0)}"
 
 
@@ -116,23 +113,17 @@ def _free_on(device: str) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `512MB` (powers of ten), `2GiB` (powers of two) or a plain number. PlanError otherwise."""
+    """Bytes of `512MB` (powers of ten), `2GiB` (powers of two) or a plain number. UsageError otherwise."""
     word = text.strip().upper().removesuffix("B")
     number = word.rstrip("KMGTI")
     unit = word[len(number) :]
     try:
         size = int(float(number) * _UNITS[unit])
     except (ValueError, KeyError, OverflowError):
-        raise PlanError(f"{text!r} is not a size; write 512MB, 2GiB or a number of bytes") from None
+        raise UsageError(f"{text!r} is not a size; write 512MB, 2GiB or a number of bytes") from None
     if size <= 0:
-        raise PlanError(f"{text!r} is not a size above 0")
+        raise UsageError(f"{text!r} is not a size above 0")
     return size
-
-
-def free_disk(path: Path) -> int:
-    """Bytes free where `path` is or would be made."""
-    existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
-    return shutil.disk_usage(existing).free
 
 
 def machine_memory() -> int:
@@ -164,4 +155,5 @@ def _status(key: str) -> int | None:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return None
-    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(key))
+    lines = (line for line in status.splitlines() if line.startswith(key))
+    return next((int(line.split()[1]) << 10 for line in lines), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,26 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramstream import durable, folder, memory, overlap, record, writer
-from ramstream.engine.counting import (
-    begin_session,
-    check_counts,
-    check_sizes,
-    count_pass,
-    counting_setup,
-    open_store,
-)
-from ramstream.engine.events import Listener, ignore
+from ramstream import durable, folder, overlap, record, writer
+from ramstream.engine.counting import begin_session, check_counts, count_pass, open_store
+from ramstream.engine.disk import check_disk
+from ramstream.engine.events import Listener, Note, ignore
+from ramstream.engine.inputs import input_stats
 from ramstream.engine.ledgers import CountLedger, Ledger, MergeLedger
-from ramstream.engine.limits import Capacity, Limits, capacity, free_disk, peak_memory
+from ramstream.engine.limits import Capacity, Limits, capacity, peak_memory
 from ramstream.engine.passes import Books, run_pass
 from ramstream.engine.place import Place
 from ramstream.engine.worker import Setup
-from ramstream.errors import ContentError, DiskFullError, IntegrityError
+from ramstream.errors import ContentError, IntegrityError, PlanError
 from ramstream.overlap import OverlapStore
 from ramstream.plan import CountPlan, MergePlan
-from ramstream.statistics import statistics
-from ramstream.tallies import Tallies, tally_dtype
+from ramstream.statistics import lambda_text, statistics
+from ramstream.tallies import Tallies
 
 KEEP_STORE_LIMIT = 10 * 10**9
 """A store under this size is kept after the merge unless the user decides otherwise."""
@@ -63,20 +57,19 @@ def merge(
     """
     began = time.monotonic()
     place = Place.of(out)
-    place.refuse_overlaps(plan.count, store)
-    if place.finished(plan):
-        return Outcome(place.out, True, record.Record.read(place.out).summary)
-    place.refuse_existing(plan, overwrite)
-    found = capacity(limits or Limits(), plan.count, plan)
+    finished = place.finished(plan)
+    if finished is not None:
+        if finished.inputs != input_stats(plan.count):
+            listener(Note("input files were touched since this merge; what was sampled of them is the same"))
+        return Outcome(place.out, True, finished.summary)
     keep = keeps_store(plan.count, store, keep_store)
-    if store is not None and store.exists():
-        OverlapStore(store).refuse_other(plan.count, keep)
-    check_disk(plan, place, store, keep)
+    found = preflight(plan, place, limits or Limits(), store, keep, overwrite)
     with ExitStack() as stack:
         stack.enter_context(durable.disk_full_is_an_error(place.work))
         durable.make_folder(place.work)
         stack.enter_context(durable.lock(place.lock, str(place.work)))
-        place.claim(plan)
+        if place.claim(plan):
+            listener(Note("an unfinished output made with other parameters was dropped; its counts are used"))
         if not place.published(plan):
             try:
                 _build(plan, place, found, store or place.store, keep, listener, began)
@@ -88,6 +81,22 @@ def merge(
     summary = record.Record.read(place.out).summary
     kept = _where(store or place.store) if keep else {}
     return Outcome(place.out, False, {**summary, **kept, "peak_memory": peak_memory()})
+
+
+def preflight(
+    plan: MergePlan, place: Place, limits: Limits, store: Path | None, keep: bool, overwrite: bool
+) -> Capacity:
+    """Refuse what can be refused before anything is written; what the run may take.
+
+    PlanError, BudgetError, DiskFullError.
+    """
+    place.refuse_overlaps(plan.count, store)
+    place.refuse_existing(plan, overwrite)
+    found = capacity(limits, plan.count, plan)
+    if store is not None and store.exists():
+        OverlapStore(store).refuse_other(plan.count, keep)
+    check_disk(plan, place, (store or place.store) if keep else None)
+    return found
 
 
 def _build(
@@ -112,40 +121,12 @@ def _build(
 
 
 def keeps_store(plan: CountPlan, store: Path | None, keep_store: bool | None) -> bool:
-    """Whether the bits are worth writing: the store is asked for, or small enough to stay."""
+    """Whether the bits are worth writing: the store is asked for, or small enough to stay. PlanError for both."""
+    if store is not None and keep_store is False:
+        raise PlanError(f"--store {store} names a store to keep; leave out --no-keep-store")
     if keep_store is not None:
-        return keep_store or store is not None
-    size = overlap.projected_size(plan, tally_dtype(plan.agents).itemsize)
-    return store is not None or size < KEEP_STORE_LIMIT
-
-
-def check_disk(plan: MergePlan, place: Place, store: Path | None, keep: bool) -> None:
-    """DiskFullError where output and store together do not fit what is free, naming both numbers."""
-    side = sum(file.size for file in plan.side_files)
-    needs = {place.out.parent: plan.written + side - _allocated(place.staged)}
-    if keep:
-        path = store or place.store
-        where = _existing_parent(path)
-        size = overlap.projected_size(plan.count, tally_dtype(plan.count.agents).itemsize) - _allocated(path)
-        same = next((p for p in needs if p.exists() and p.stat().st_dev == where.stat().st_dev), where)
-        needs[same] = needs.get(same, 0) + size
-    for where, need in needs.items():
-        free = free_disk(where)
-        if need > free:
-            raise DiskFullError(
-                f"{where}: the run writes {memory.mebibytes(need)} there and {memory.mebibytes(free)} are free; "
-                "free some space, choose another disk, or use --no-keep-store"
-            )
-
-
-def _existing_parent(path: Path) -> Path:
-    return next(parent for parent in (path, *path.parents) if parent.exists())
-
-
-def _allocated(path: Path) -> int:
-    return (
-        sum(file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file()) if path.exists() else 0
-    )
+        return keep_store
+    return store is not None or overlap.projected_size(plan) < KEEP_STORE_LIMIT
 
 
 def _where(store: Path) -> dict[str, Any]:
@@ -167,18 +148,19 @@ class _Run:
     def passes(self) -> None:
         """Count and merge what is left of either."""
         self._begin()
-        if not self.store.complete and self.plan.method.needs_counts:
-            setup = counting_setup(self.plan.count, self._bits(), self.capacity.io)
+        method, workers = self.plan.method, self.capacity.workers
+        if not self.store.complete and method.needs_counts:
+            setup = Setup(self.plan.count, self.capacity.io, self._bits())
             books = Books(setup, self.counts, None, self.listener)
-            self.store.finish(*count_pass(books, self.capacity.workers))
-            check_sizes(self.plan.count)
+            self.store.finish(*count_pass(books, workers), self.counts.changed_grains())
         if self.store.complete:
-            self._merge_pass("merging", self.plan.method.coefficients(self.store.tallies()["overlap"]))
+            self._merge_pass("merging", method.coefficients(self.store.tallies()["overlap"]))
             return
         shape = (len(self.plan.count.merged), self.plan.count.agents, self.plan.count.agents)
-        self._merge_pass("counting and merging", self.plan.method.coefficients(np.zeros(shape, np.int64)))
+        self._merge_pass("counting and merging", method.coefficients(np.zeros(shape, np.int64)))
         tallies = self.counts.tallies()
-        self.store.finish(tallies, check_counts(self.plan.count, self.counts, tallies))
+        found = check_counts(self.plan.count, self.counts, tallies)
+        self.store.finish(tallies, found, self.counts.changed_grains())
 
     def _bits(self) -> Path | None:
         return self.store.path if self.store.has_bits else None
@@ -187,8 +169,7 @@ class _Run:
         """Check the inputs against what is done, and have the output's files ready."""
         ledgers: list[Ledger] = [self.merges] if self.store.complete else [self.counts, self.merges]
         for ledger in ledgers:
-            limits = (self.capacity.workers, self.capacity.io, self.listener)
-            begin_session(self.plan.count, self.counts, ledger, *limits)
+            begin_session(self.plan.count, ledger, self.capacity, self.listener)
         if not writer.intact(self.place.staged, self.plan.outputs):
             if self.merges.done.any():
                 raise IntegrityError(
@@ -197,28 +178,36 @@ class _Run:
                 )
             self.place.staged.mkdir(exist_ok=True)
             writer.create_files(self.place.staged, self.plan.outputs)
+        durable.sync(self.place.work)
 
     def _merge_pass(self, title: str, coefficients: NDArray[np.float64]) -> None:
         """Merge what is left, counting on the way what is not yet counted.
 
-        Backwards where everything is counted: what pass 1 read last is still in the page cache.
+        Backwards where everything is counted: what pass 1 read last is still in the page cache. Agents that
+        changed nothing in a unit are not read, unless an input was touched since it was counted.
         """
+        if not np.isfinite(coefficients).all():
+            raise PlanError(f"{self.plan.method}: a coefficient is not finite; use smaller parameters")
         self.merges.use_coefficients(coefficients)
         left = np.flatnonzero(~(self.merges.done & self.counts.done))
         order = left[::-1] if self.counts.complete else left
-        works = [self.counts.work(int(unit), merge=not self.merges.done[unit]) for unit in order]
+        skip = self.counts.inputs == input_stats(self.plan.count)
         setup = Setup(
-            uuid.uuid4().hex,
             self.plan.count,
+            self.capacity.io,
+            self._bits(),
             self.plan,
             self.place.staged,
-            self._bits(),
-            self.capacity.io,
             self.capacity.device,
             coefficients,
         )
-        books = Books(setup, self.counts, self.merges, self.listener)
-        run_pass(title, books, works, self.capacity.workers)
+        run_pass(
+            title,
+            Books(setup, self.counts, self.merges, self.listener),
+            order.tolist(),
+            lambda unit: self.counts.work(unit, merge=not self.merges.done[unit], skip=skip),
+            self.capacity.workers,
+        )
 
     def complete(self, seconds: float) -> None:
         """Write everything of the output that is not weights; durable on return."""
@@ -226,21 +215,19 @@ class _Run:
         base = count.checkpoints[0]
         tallies = self.store.tallies()
         written = folder.write_side_files(Path(base.folder), plan.side_files, staged, plan.dtype)
-        tensors = (*zip(count.merged, plan.merged, strict=True), *zip(count.copied, plan.copied, strict=True))
-        sizes = ((t.name, slot.file, _nbytes(t, slot.dtype)) for t, slot in tensors)
-        index = writer.index(plan.outputs, sizes)
+        index = writer.index(plan.outputs, ((t.name, slot.file, slot.nbytes) for t, slot in plan.tensors()))
         if index is not None:
             written[folder.INDEX] = folder.write(staged / folder.INDEX, folder.json_bytes(index))
         summary = self._summary(tallies, seconds)
         licences = [] if base.single_file else folder.licence(Path(base.folder))
-        card = folder.model_card(base.label, count.labels, licences, _spelled(plan), _card_table(summary))
+        card = folder.model_card(base.label, count.labels, licences, str(plan.method), _rows(summary))
         written[folder.CARD] = folder.write(staged / folder.CARD, card)
         whole = record.make_record(
             plan,
-            self.store.described,
+            self.store.described_as(count),
             tallies,
-            summary["statistics"]["lambda"],
-            self.merges.checksums.tolist(),
+            self.merges.outputs.tolist(),
+            input_stats(count),
             written,
             summary,
         )
@@ -254,9 +241,7 @@ class _Run:
             for (merged, tensor), n in sorted(self.merges.overflow.items())
         }
         return {
-            "statistics": statistics(
-                self.store.described, tallies["overlap"], self.plan.method, None, tallies
-            ),
+            "statistics": statistics(self.store.described_as(count), tallies, self.plan.method),
             "moved_by_lambda": self.merges.moved,
             "overflow": overflow,
             "bytes_written": self.plan.written,
@@ -269,24 +254,15 @@ class _Run:
         }
 
 
-def _nbytes(tensor: Any, dtype: str) -> int:
-    from ramstream.types import ITEMSIZE
-
-    return int(tensor.nbytes if dtype == tensor.dtype else tensor.elements * ITEMSIZE[dtype])
-
-
-def _spelled(plan: MergePlan) -> str:
-    parameters = ", ".join(f"{key}={value}" for key, value in vars(plan.method).items())
-    return f"{plan.method.name()} ({parameters})"
-
-
-def _card_table(summary: dict[str, Any]) -> str:
-    rows = ["| agent | changed | only by it | λ |", "|---|---|---|---|"]
-    lambdas = summary["statistics"]["lambda"]
-    for t, agent in enumerate(summary["statistics"]["agents"]):
-        value = f"{lambdas[t]:.4f}" if isinstance(lambdas, list) and lambdas else "per tensor"
-        unique = 100 * agent["overlapping"][0]
-        rows.append(
-            f"| `{agent['label']}` | {100 * agent['changed_share']:.2f} % | {unique:.2f} % | {value} |"
+def _rows(summary: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The model card's table: agent, changed, only by it, λ."""
+    stats = summary["statistics"]
+    return [
+        (
+            agent["label"],
+            f"{100 * agent['changed_share']:.2f} %",
+            f"{100 * agent['overlapping'][0]:.2f} %",
+            lambda_text(stats["lambda"], t),
         )
-    return "\n".join(rows)
+        for t, agent in enumerate(stats["agents"])
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,16 +13,14 @@ from ramstream import durable, writer
 from ramstream.engine.events import Advanced, Listener, PassBegan, PassEnded
 from ramstream.engine.ledgers import CountLedger, MergeLedger
 from ramstream.engine.worker import Setup, UnitResult, Work, run_task
-from ramstream.plan import CountPlan
-from ramstream.types import ITEMSIZE
 
 BATCH_SECONDS = 2.0
 BATCH_BYTES = 1 << 30
 IN_FLIGHT = 2
 """Tasks a worker at most: one it does, one that waits."""
 
-TASK_BYTES = 64 << 20
-"""A task reads about this much, so that handing it out costs nothing beside it."""
+TASK_UNITS = 2
+"""Units a task at most: handing one out costs nothing beside the work in it."""
 
 
 @dataclass
@@ -55,42 +53,26 @@ class Books:
             if self.setup.merge and self.setup.out:
                 files = [file for result in results for file in result.files]
                 writer.sync_files(self.setup.out, self.setup.merge.outputs, files)
-        counted = [result for result in results if result.inputs is not None]
+        counted = [result for result in results if result.counted]
         if counted:
-            self.counts.add([CountLedger.record(result) for result in counted])
+            self.counts.add([CountLedger.line(result) for result in counted])
         merged = [result for result in results if result.output is not None]
         if merged and self.merges is not None:
-            self.merges.add([MergeLedger.record(result) for result in merged])
+            self.merges.add([MergeLedger.line(result) for result in merged])
         if results:
-            read = sum(unit_bytes(self.setup.count, result.unit) for result in results)
-            self.listener(Advanced(read, len(results)))
+            self.listener(Advanced(len(results), sum(result.read for result in results)))
         self._since = time.monotonic()
 
 
-def unit_bytes(plan: CountPlan, unit: int) -> int:
-    """Bytes that reading a unit from every checkpoint takes."""
-    total = 0
-    for tensor, piece in plan.pieces(unit):
-        if not plan.is_grain(unit):
-            sources = 1 if tensor.compare == "ignore" else len(tensor.sources)
-            total += (piece.end - piece.begin) * sources
-            continue
-        for source in tensor.sources:
-            if source is not None and source.valid > piece.begin:
-                total += (min(source.valid, piece.end) - piece.begin) * ITEMSIZE[source.dtype]
-    return total
-
-
-def run_pass(title: str, books: Books, works: Sequence[Work], workers: int) -> None:
-    """Do `works` in their order on `workers` threads, and vouch for them.
+def run_pass(
+    title: str, books: Books, units: Sequence[int], work: Callable[[int], Work], workers: int
+) -> None:
+    """Do the `work` of `units` in their order on `workers` threads, and vouch for it.
 
     Whatever ends the pass early, what was finished by then is vouched for.
     """
-    plan = books.setup.count
-    sizes = {work.unit: unit_bytes(plan, work.unit) for work in works}
-    total = sum(unit_bytes(plan, unit) for unit in range(plan.units))
-    books.listener(PassBegan(title, total, total - sum(sizes.values())))
-    tasks = _tasks(works, sizes, workers)
+    books.listener(PassBegan(title, len(units)))
+    tasks = _tasks(units, work, workers)
     running: set[Future[list[UnitResult]]] = set()
     with ThreadPoolExecutor(workers, thread_name_prefix="ramstream") as pool:
         try:
@@ -99,8 +81,8 @@ def run_pass(title: str, books: Books, works: Sequence[Work], workers: int) -> N
                     running.add(pool.submit(run_task, books.setup, task))
                 if not running:
                     break
-                finished, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    running.discard(future)
                     books.add(future.result())
         except BaseException:
             _abandon(books, running)
@@ -109,19 +91,11 @@ def run_pass(title: str, books: Books, works: Sequence[Work], workers: int) -> N
     books.listener(PassEnded())
 
 
-def _tasks(works: Sequence[Work], sizes: dict[int, int], workers: int) -> Iterator[list[Work]]:
-    """Runs of works of about TASK_BYTES, shorter where there would not be four tasks a worker."""
-    limit = min(TASK_BYTES, sum(sizes.values()) // (4 * workers))
-    task: list[Work] = []
-    size = 0
-    for work in works:
-        task.append(work)
-        size += sizes[work.unit]
-        if size >= limit:
-            yield task
-            task, size = [], 0
-    if task:
-        yield task
+def _tasks(units: Sequence[int], work: Callable[[int], Work], workers: int) -> Iterator[list[Work]]:
+    """Runs of works, shorter where there would not be four tasks a worker; made when they are handed out."""
+    length = max(min(TASK_UNITS, len(units) // (4 * workers)), 1)
+    for begin in range(0, len(units), length):
+        yield [work(unit) for unit in units[begin : begin + length]]
 
 
 def _abandon(books: Books, running: set[Future[list[UnitResult]]]) -> None:

@@ -30,8 +30,10 @@ class Place:
 
     @classmethod
     def of(cls, out: str | Path) -> Place:
-        """The place of an output as the user names it; PlanError for a name that no folder can have."""
+        """The place of an output as the user names it; PlanError for a name that no such folder can have."""
         path = Path(os.path.abspath(out))
+        if not path.name:
+            raise PlanError(f"{path} cannot be an output; name a folder that is to be made")
         place = cls(path.parent.resolve() / path.name)
         try:
             os.lstat(place.work)
@@ -39,6 +41,11 @@ class Place:
             pass
         except OSError as error:
             raise PlanError(f"{place.work} cannot be made: {error.strerror}; choose another place") from error
+        for mine in (place.out, place.work):
+            if os.path.ismount(mine) or (mine.is_symlink() and mine is place.work):
+                raise PlanError(
+                    f"{mine} is a mount point or a link and cannot be renamed; choose a folder in it"
+                )
         return place
 
     @property
@@ -90,26 +97,33 @@ class Place:
             refuse_overlap(mine, count, "the output")
         if store is not None and store.resolve() != self.store.resolve():
             refuse_overlap(store, count, "the store")
+            if os.path.lexists(store) and not store.exists():
+                raise PlanError(
+                    f"the store {store} is a link to nothing; remove it or choose another --store"
+                )
             for mine in (self.out, self.work):
                 if _overlap(store, mine):
                     raise PlanError(
                         f"the store {store} and the output {mine} overlap; choose another --store"
                     )
 
-    def finished(self, plan: MergePlan) -> bool:
-        """Whether OUT already is the result of exactly this merge, with nothing of it left to tidy up."""
+    def finished(self, plan: MergePlan) -> Record | None:
+        """The record of OUT where it already is the result of exactly this merge, with nothing left to tidy up."""
         before = self._unfinished()
-        return self._is_result(plan) and (before is None or before["merge"] != plan.identity)
+        if before is not None and before["merge"] == plan.identity:
+            return None
+        return self._result(plan)
 
     def published(self, plan: MergePlan) -> bool:
         """Whether the result of this merge has its name: a kill came before the tidying up."""
-        return self._is_result(plan) and not self.staged.exists()
+        return self._result(plan) is not None and not self.staged.exists()
 
-    def _is_result(self, plan: MergePlan) -> bool:
+    def _result(self, plan: MergePlan) -> Record | None:
         try:
-            return Record.read(self.out).merge_digest == plan.digest
+            record = Record.read(self.out)
         except PlanError:
-            return False
+            return None
+        return record if record.merge_digest == plan.digest else None
 
     def refuse_existing(self, plan: MergePlan, overwrite: bool) -> None:
         """PlanError where something stands at OUT that may not be replaced.
@@ -118,32 +132,52 @@ class Place:
         """
         if os.path.lexists(self.out) and not self.out.is_dir():
             raise PlanError(f"{self.out} exists and is not a folder; choose another output")
-        if self.out.exists() and not overwrite and not self._is_result(plan):
+        if self.out.exists() and not overwrite and self._result(plan) is None:
             raise PlanError(f"{self.out} exists; use --overwrite to replace it when the new one is complete")
 
-    def claim(self, plan: MergePlan) -> None:
+    def claim(self, plan: MergePlan) -> bool:
         """Take over what an earlier run left, as far as it belongs to this merge, and drop the rest of it.
 
-        JournalError where it is another merge's, IntegrityError where the inputs changed under it.
+        Whether an unfinished output of the same counts, made otherwise, was dropped. JournalError where it is
+        another merge's, IntegrityError where the inputs changed under it.
         """
         before = self._unfinished()
-        if before is not None and before["merge"] == plan.identity:
-            return
-        if before is not None:
+        if self.old.exists() and not os.path.lexists(self.out):
+            self.old.rename(
+                self.out
+            )  # a kill came between the two renames; the former output gets its name back
+        if before is None:
+            self._refuse_foreign()
+        elif before["merge"] == plan.identity:
+            return False
+        else:
             self._refuse_other_counts(plan.count, before)
             folder.remove(self.journal)  # first: it vouches for what is staged
             folder.remove(self.staged)
         self._set_aside_store(plan.count, unfinished=before is not None)
         identities = {"merge": plan.identity, "counts": plan.count.identity, "inputs": _paths(plan.count)}
         durable.write_whole(self.plan, json.dumps(identities).encode())
+        return before is not None
+
+    def _refuse_foreign(self) -> None:
+        """JournalError where the work folder holds what no run of ours left there."""
+        for path in (self.journal, self.staged, self.old):
+            if os.path.lexists(path):
+                raise JournalError(
+                    f"{path} is there without {self.plan.name}; move it away, it is not this run's"
+                )
 
     def _unfinished(self) -> dict[str, Any] | None:
         """What `claim` wrote for the run that is not finished, None where there is none."""
         try:
             identities: dict[str, Any] = json.loads(self.plan.read_bytes())
-            return identities
+            if {"merge", "counts", "inputs"} <= identities.keys():
+                return identities
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except (ValueError, AttributeError):
+            pass
+        raise JournalError(f"{self.plan} cannot be read; remove {self.work} to start anew")
 
     def _refuse_other_counts(self, count: CountPlan, before: dict[str, Any]) -> None:
         now, then = count.identity, before["counts"]
@@ -187,6 +221,7 @@ class Place:
                 self.out.rename(self.old)
                 durable.sync(self.out.parent)
             self.staged.rename(self.out)
+            durable.sync(self.work)
             durable.sync(self.out.parent)
 
     def give_up(self, store: Path) -> None:
@@ -202,7 +237,7 @@ class Place:
 
     def clear(self, keep_store: bool) -> None:
         """Remove what a finished merge no longer needs; the plan last, since it says that we are not done."""
-        for path in (self.old, self.set_aside, self.journal):
+        for path in (self.old, self.set_aside, self.journal, *self.work.glob(f"{self.store.name}.new-*")):
             folder.remove(path)
         if not keep_store:
             folder.remove(self.store)

@@ -7,6 +7,7 @@ writes the same bytes to the same places.
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,17 +35,18 @@ _WORDS = GRAIN // 64
 
 @dataclass(frozen=True)
 class Setup:
-    """What all tasks of a pass share. `token` tells setups apart."""
+    """What all tasks of a pass share; without `merge` it only counts, or only compares checksums."""
 
-    token: str
     count: CountPlan
-    merge: MergePlan | None
-    out: Path | None
-    store: Path | None
-    """Where bits go; None to keep tallies only."""
     io: str
-    device: str
-    coefficients: NDArray[np.float64] | None
+    store: Path | None = None
+    """Where bits go; None to keep tallies only."""
+    merge: MergePlan | None = None
+    out: Path | None = None
+    device: str = "cpu"
+    coefficients: NDArray[np.float64] | None = None
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Tells setups apart."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Work:
     count: bool
     merge: bool
     expected: tuple[int, ...] = ()
-    """The inputs' checksums that pass 1 saw, to be compared with what is read now."""
+    """The inputs' checksums that an earlier pass saw, to be compared with what is read now."""
     unchanged: frozenset[int] = frozenset()
     """Agents (1..T) that changed nothing in this unit; their files are not read."""
 
@@ -65,8 +67,9 @@ class UnitResult:
     """What was done with one unit; checksums are xxh3-64."""
 
     unit: int
-    inputs: list[int] | None = None
-    """Checksums of base and agents, where the unit was counted."""
+    counted: bool
+    inputs: list[int] = field(default_factory=list)
+    """Checksums of base and agents; where one was not read, the one it was counted with."""
     tallies: str | None = None
     changed: list[int] | None = None
     differs: list[list[int]] = field(default_factory=list)
@@ -77,7 +80,23 @@ class UnitResult:
     moved: int = 0
     files: list[int] = field(default_factory=list)
     chunk: str | None = None
+    read: int = 0
     written: int = 0
+
+
+class _Unit:
+    """One unit while it is worked on."""
+
+    def __init__(self, work: Work, sources: int, slots: tuple[Slot, ...] | None) -> None:
+        self.work, self.slots = work, slots
+        self.inputs: list[Any] = [xxhash.xxh3_64() for _ in range(sources)]
+        self.output: Any = xxhash.xxh3_64()
+        self.records: list[Any] = []
+        self.result = UnitResult(work.unit, work.count)
+
+    def slot(self, piece: Piece) -> Slot | None:
+        """Where a piece goes, None where nothing is written."""
+        return self.slots[piece.tensor] if self.slots is not None else None
 
 
 _local = threading.local()
@@ -97,139 +116,103 @@ class Worker:
     def __init__(self, setup: Setup) -> None:
         if not host.flush_to_zero_is_off():
             raise RamstreamError("this thread flushes subnormal numbers to zero; results would not be exact")
-        self.setup = setup
-        plan = setup.count
-        self._readers = [open_reader(setup.io, ref.paths) for ref in plan.checkpoints]
-        self._sources = host.Sources(plan.agents)
-        self._counter = host.Counter(*_kernel_options(plan))
-        self._planes = np.zeros((plan.agents, _WORDS), np.uint64)
+        self.setup, self._plan = setup, setup.count
+        self._readers = [open_reader(setup.io, ref.paths) for ref in self._plan.checkpoints]
+        self._sources = host.Sources(self._plan.agents)
+        self._counter = host.Counter(*_kernel_options(self._plan))
+        self._planes = np.zeros((self._plan.agents, _WORDS), np.uint64)
         self._store = OverlapStore(setup.store) if setup.store else None
         if setup.merge and setup.out:
             self._writer = RangeWriter(setup.out, setup.merge.outputs)
             self._merge, self._take_counts = _merger(setup)
-            slots = setup.merge.merged + setup.merge.copied
-            itemsize = max((ITEMSIZE.get(slot.dtype, 1) for slot in slots), default=1)
-            self._buffer = np.empty(memory.output(itemsize), np.uint8)
+            self._buffer = np.empty(memory.output(setup.merge.itemsize), np.uint8)
 
     def do(self, work: Work) -> UnitResult:
         """Count, merge, both, or neither (only compare checksums), one unit."""
-        result = UnitResult(work.unit)
-        hashes = [xxhash.xxh3_64() for _ in self._readers]
-        output = xxhash.xxh3_64()
-        counted = [
-            record
-            for tensor, piece in self.setup.count.pieces(work.unit)
-            if (record := self._piece(work, tensor, piece, hashes, output, result)) is not None
-        ]
-        inputs = [checksum.intdigest() for checksum in hashes]
-        self._compare(work, inputs)
-        if work.count:
-            result.inputs = inputs
-            if self.setup.count.is_grain(work.unit):
-                self._counted(work.unit, counted, result)
+        slots = self.setup.merge.slots(work.unit) if work.merge and self.setup.merge else None
+        unit = _Unit(work, len(self._readers), slots)
+        one_piece = self._merged if self._plan.is_grain(work.unit) else self._copied
+        for tensor, piece in self._plan.pieces(work.unit):
+            one_piece(unit, tensor, piece)
+        unit.result.inputs = self._compared(unit)
+        if work.count and self._plan.is_grain(work.unit):
+            self._counted(unit)
         if work.merge:
-            result.output = output.intdigest()
-            result.files = sorted(set(result.files))
-        return result
+            unit.result.output = unit.output.intdigest()
+            unit.result.files = sorted(set(unit.result.files))
+        return unit.result
 
-    def _compare(self, work: Work, inputs: Sequence[int]) -> None:
-        for k, (expected, found) in enumerate(zip(work.expected, inputs, strict=False)):
-            if k not in work.unchanged and expected != found:
-                label = self.setup.count.checkpoints[k].label
-                tensor = next(self.setup.count.pieces(work.unit))[0]
+    def _compared(self, unit: _Unit) -> list[int]:
+        """The inputs' checksums; IntegrityError where one is not what was expected."""
+        inputs = [checksum.intdigest() for checksum in unit.inputs]
+        for k, expected in enumerate(unit.work.expected):
+            if k in unit.work.unchanged:
+                inputs[k] = expected
+            elif expected != inputs[k]:
+                tensor = next(self._plan.pieces(unit.work.unit))[0]
                 raise IntegrityError(
-                    f"{label} changed since it was counted: around {tensor.name} its bytes have checksum "
-                    f"{found:016x}, they had {expected:016x}; restore it, or remove the unfinished run"
+                    f"{self._plan.checkpoints[k].label} changed since it was counted: around {tensor.name} its "
+                    f"bytes have checksum {inputs[k]:016x}, they had {expected:016x}; restore it, or remove the "
+                    "unfinished run or the store that was counted"
                 )
+        return inputs
 
-    def _counted(self, unit: int, counted: Sequence[Any], result: UnitResult) -> None:
-        records = np.array(counted, tallies.tally_dtype(self.setup.count.agents))
+    def _counted(self, unit: _Unit) -> None:
+        number = unit.work.unit
+        records = np.array(unit.records, tallies.tally_dtype(self._plan.agents))
         changed = tallies.changed(records).sum(axis=0)
-        result.tallies, result.changed = tallies.encode(records), changed.tolist()
+        unit.result.tallies, unit.result.changed = tallies.encode(records), changed.tolist()
         if self._store is not None and changed.any():
-            size = min(GRAIN, self.setup.count.flat.total - unit * GRAIN)
+            size = min(GRAIN, self._plan.flat.total - number * GRAIN)
             planes = self._planes.view(np.uint8)[:, : -(-size // 8)]
-            result.chunk = str(self._store.write_bits(unit, planes))
+            unit.result.chunk = str(self._store.write_bits(number, planes))
 
-    def _piece(
-        self,
-        work: Work,
-        tensor: PlannedTensor,
-        piece: Piece,
-        hashes: Sequence[Any],
-        output: Any,
-        result: UnitResult,
-    ) -> Any:
-        """One piece, read once for whatever is to be done; the record of its tallies where it is counted."""
-        slot = self.setup.merge.slots(work.unit)[piece.tensor] if work.merge and self.setup.merge else None
-        record = None
-        begin, end = piece.begin, piece.end
-        if self.setup.count.is_grain(work.unit):
-            record = self._merged(work, tensor, piece, hashes, slot, result)
-        else:
-            self._copied(work, tensor, piece, hashes, slot, result)
-            itemsize = ITEMSIZE.get(tensor.dtype, 1)
-            begin, end = begin // itemsize, end // itemsize
-        if slot is not None:
-            itemsize = ITEMSIZE.get(slot.dtype, 1)
-            data = self._buffer[: (end - begin) * itemsize]
-            self._writer.write(slot.file, slot.offset + begin * itemsize, data)
-            output.update(data)
-            result.files.append(slot.file)
-            result.written += len(data)
-        return record
-
-    def _merged(
-        self,
-        work: Work,
-        tensor: PlannedTensor,
-        piece: Piece,
-        hashes: Sequence[Any],
-        slot: Slot | None,
-        result: UnitResult,
-    ) -> Any:
-        """A piece of a merged tensor, strip by strip; the merged elements lie in the buffer afterwards."""
-        wide, storage = tensor.wide, Dtype[tensor.dtype]
-        if work.count:
-            self._counter.begin(storage, wide, work.unit % STEP_GRAINS == 0)
-            start = self.setup.count.flat.starts[piece.tensor] - work.unit * GRAIN
+    def _merged(self, unit: _Unit, tensor: PlannedTensor, piece: Piece) -> None:
+        """A piece of a merged tensor, strip by strip, read once for whatever is to be done with it."""
+        count, slot = unit.work.count, unit.slot(piece)
+        if count:
+            self._counter.begin(Dtype[tensor.dtype], tensor.wide, unit.work.unit % STEP_GRAINS == 0)
+        start = self._plan.flat.starts[piece.tensor] - unit.work.unit * GRAIN
         for begin in range(piece.begin, piece.end, STRIP):
             n = min(STRIP, piece.end - begin)
-            base = self._load(work, tensor, begin, n, hashes)
-            if work.count:
+            base = self._load(unit, tensor, begin, n)
+            if count:
                 word = (start + begin) // 64
                 self._counter.strip(self._sources, n, self._planes[:, word : word + -(-n // 64)])
             if slot is not None:
                 self._merge_strip(tensor, piece, slot, begin, n, base)
-            for reader in self._readers:
-                reader.release()
+            self._release()
+        if count:
+            unit.records.append(self._counter.finish())
         if slot is not None:
-            self._take(piece, result)
-        return self._counter.finish() if work.count else None
+            self._write(unit, piece, slot, piece.begin, piece.end)
 
-    def _load(
-        self, work: Work, tensor: PlannedTensor, begin: int, n: int, hashes: Sequence[Any]
-    ) -> NDArray[np.uint8]:
+    def _load(self, unit: _Unit, tensor: PlannedTensor, begin: int, n: int) -> NDArray[np.uint8]:
         """Point `sources` at elements begin .. begin + n of every checkpoint; the base's bytes."""
         base = None
         for k, source in enumerate(tensor.sources):
             valid = 0 if source is None else max(min(source.valid - begin, n), 0)
-            if source is None or not valid or k in work.unchanged:
+            if source is None or not valid or k in unit.work.unchanged:
                 self._sources.set(k, Kind.ABSENT, 0, 0)
                 continue
             itemsize = ITEMSIZE[source.dtype]
-            data = self._read(k, source, begin * itemsize, valid * itemsize, itemsize, hashes)
+            data = self._read(unit, k, source, begin * itemsize, valid * itemsize, itemsize)
             self._sources.set(k, Dtype[source.dtype], data.ctypes.data, valid)
             base = data if k == 0 else base
         assert base is not None, "the base has every element"
         return base
 
     def _read(
-        self, k: int, source: Source, begin: int, nbytes: int, alignment: int, hashes: Sequence[Any]
+        self, unit: _Unit, k: int, source: Source, begin: int, nbytes: int, alignment: int
     ) -> NDArray[np.uint8]:
         data = self._readers[k].read(source.file, source.offset + begin, nbytes, alignment)
-        hashes[k].update(data)
+        unit.inputs[k].update(data)
+        unit.result.read += nbytes
         return data
+
+    def _release(self) -> None:
+        for reader in self._readers:
+            reader.release()
 
     def _merge_strip(
         self, tensor: PlannedTensor, piece: Piece, slot: Slot, begin: int, n: int, base: NDArray[np.uint8]
@@ -244,40 +227,39 @@ class Worker:
         assert coefficients is not None, "coefficients are known before anything is merged"
         self._merge(self._sources, n, coefficients[piece.tensor], tensor.wide, dtype, out)
 
-    def _take(self, piece: Piece, result: UnitResult) -> None:
+    def _write(self, unit: _Unit, piece: Piece, slot: Slot, begin: int, end: int) -> None:
+        """Write the buffer as elements begin .. end of a tensor, and note what its narrowing gave."""
+        itemsize = ITEMSIZE.get(slot.dtype, 1)
+        data = self._buffer[: (end - begin) * itemsize]
+        self._writer.write(slot.file, slot.offset + begin * itemsize, data)
+        unit.output.update(data)
+        unit.result.files.append(slot.file)
+        unit.result.written += len(data)
         overflow, moved = self._take_counts()
-        result.moved += moved
+        unit.result.moved += moved
         if overflow:
-            result.overflow.append([piece.tensor, overflow])
+            unit.result.overflow.append([piece.tensor, overflow])
 
-    def _copied(
-        self,
-        work: Work,
-        tensor: PlannedTensor,
-        piece: Piece,
-        hashes: Sequence[Any],
-        slot: Slot | None,
-        result: UnitResult,
-    ) -> None:
+    def _copied(self, unit: _Unit, tensor: PlannedTensor, piece: Piece) -> None:
         """A range of a tensor that is not merged: the agents' bytes are compared, the base's go out."""
-        itemsize = ITEMSIZE.get(tensor.dtype, 1)
+        itemsize, slot = ITEMSIZE.get(tensor.dtype, 1), unit.slot(piece)
+        differs = unit.result.differs
         for begin in range(piece.begin, piece.end, STRIP):
             nbytes = min(STRIP, piece.end - begin)
             for k, source in enumerate(tensor.sources):
-                if source is None or (k and (tensor.compare == "ignore" or k in work.unchanged)):
+                if source is None or (k and (tensor.compare == "ignore" or k in unit.work.unchanged)):
                     continue
-                data = self._read(k, source, begin, nbytes, itemsize, hashes)
+                data = self._read(unit, k, source, begin, nbytes, itemsize)
                 if k == 0:
                     base = data
-                elif not np.array_equal(base, data) and [piece.tensor, k] not in result.differs:
-                    result.differs.append([piece.tensor, k])
+                elif not np.array_equal(base, data) and [piece.tensor, k] not in differs:
+                    differs.append([piece.tensor, k])
             if slot is not None:
                 first = (begin - piece.begin) // itemsize
                 self._convert(tensor, slot, first, nbytes // itemsize, base)
-            for reader in self._readers:
-                reader.release()
+            self._release()
         if slot is not None:
-            self._take(piece, result)
+            self._write(unit, piece, slot, piece.begin // itemsize, piece.end // itemsize)
 
     def _convert(
         self, tensor: PlannedTensor, slot: Slot, first: int, n: int, data: NDArray[np.uint8]
@@ -289,9 +271,9 @@ class Worker:
             out[...] = data
             return
         self._sources.set(0, Dtype[tensor.dtype], data.ctypes.data, n)
-        for k in range(1, self.setup.count.agents + 1):
+        for k in range(1, self._plan.agents + 1):
             self._sources.set(k, Kind.ABSENT, 0, 0)
-        ones = np.ones(self.setup.count.agents)
+        ones = np.ones(self._plan.agents)
         self._merge(self._sources, n, ones, tensor.dtype == "F64", Dtype[slot.dtype], out)
 
 

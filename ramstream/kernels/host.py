@@ -169,26 +169,18 @@ class Merger(_Worker):
         """
         room, rule = self._width(wide)
         with _quiet():
-            scale, target = coefficients.astype(room.rows.dtype), np.uint64(out.ctypes.data)
+            with np.errstate(over="ignore"):
+                scale = coefficients.astype(room.rows.dtype)
+            target = np.uint64(out.ctypes.data)
             KERNELS[kernel](
                 room, sources.inputs(), rule, elements, scale, int(out_dtype), target, self._report
             )
 
-    @property
-    def overflow(self) -> int:
-        """Elements since the last `take` that the output dtype, or the arithmetic, could not hold."""
-        return int(self._report[0])
-
-    @property
-    def moved(self) -> int:
-        """Elements since the last `take` that coefficients other than 1 changed, in output bits."""
-        return int(self._report[1])
-
     def take(self) -> tuple[int, int]:
         """(overflow, moved), which start again from 0."""
-        taken = self.overflow, self.moved
+        overflow, moved = self._report.tolist()
         self._report[...] = 0
-        return taken
+        return overflow, moved
 
 
 def _quiet() -> AbstractContextManager[Any]:

@@ -7,28 +7,54 @@ dtypes: sources come as addresses and codes, blocks as rows of one array. Argume
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from numba import njit
-
-entry = njit(nogil=True, cache=True, error_model="numpy", no_cfunc_wrapper=True)
-"""A loop that Python calls."""
-
-inner = njit(nogil=True, cache=True, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=True)
-"""A loop that only loops call: without the wrappers they compile in half the time."""
+from numba import config, njit
 
 
-def _drop_stale_caches() -> None:
-    """Remove what was compiled before the newest of these files was written.
+def _probe() -> None:
+    """A function that shows where numba caches this folder's functions."""
+
+
+def _cache_folder() -> Path | None:
+    """Where the loops are cached; None where numba finds no place it may write to."""
+    if config.DISABLE_JIT:
+        return None
+    try:
+        return Path(njit(cache=True)(_probe).stats.cache_path)
+    except RuntimeError:
+        return None
+
+
+def _drop_stale_caches(folder: Path) -> None:
+    """Remove what was compiled before the newest of the sources was written.
 
     numba compiles a function anew when its own file changes, but not when a callee in another one does, and
     a stale callee would give wrong results in silence.
     """
     here = Path(__file__).parent
-    newest = max(source.stat().st_mtime for source in here.glob("*.py"))
-    for index in (here / "__pycache__").glob("*.nbi"):
-        if index.stat().st_mtime < newest:
-            index.unlink(missing_ok=True)
+    newest = max(source.stat().st_mtime for source in (*here.glob("*.py"), here.parent / "types.py"))
+    for index in folder.glob("*.nbi"):
+        with suppress(FileNotFoundError):  # another process drops them too
+            if index.stat().st_mtime < newest:
+                index.unlink()
 
 
-_drop_stale_caches()
+_folder = _cache_folder()
+if _folder is not None:
+    _drop_stale_caches(_folder)
+
+_how: dict[str, Any] = {
+    "nogil": True,
+    "cache": _folder is not None,
+    "error_model": "numpy",
+    "no_cfunc_wrapper": True,
+}
+
+entry = njit(**_how)
+"""A loop that Python calls."""
+
+inner = njit(**_how, no_cpython_wrapper=True)
+"""A loop that only loops call: without the wrappers they compile in half the time."""

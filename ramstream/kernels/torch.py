@@ -77,7 +77,8 @@ class TorchMerger:
         if elements == 0:
             return
         width = torch.float64 if wide else torch.float32
-        rounded_once = coefficients.astype(np.float64 if wide else np.float32)
+        with np.errstate(over="ignore"):
+            rounded_once = coefficients.astype(np.float64 if wide else np.float32)
         with self._on_stream():
             scale = torch.from_numpy(rounded_once).to(self._device)
             base, deltas, special = self._load(sources, elements, width)

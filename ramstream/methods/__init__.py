@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ramstream.errors import PlanError
+from ramstream.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ class Method(ABC):
     """An element counts as changed where |delta| > epsilon, strictly."""
 
     kernel: ClassVar[str | None] = None
-    """The numba core (`ramstream.kernels.cpu`) that computes the same as `merge`, or None."""
+    """The numba core (`ramstream.kernels.host.KERNELS`) that computes the same as `merge`, or None."""
 
     needs_counts: ClassVar[bool] = False
     """Whether the coefficients depend on the tallies of the whole model."""
@@ -41,18 +41,25 @@ class Method(ABC):
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float) and not math.isfinite(value):
-                raise PlanError(f"{self.name()}: {field.name} is {value}; it must be a finite number")
+                raise UsageError(f"{self.name()}: {field.name} is {value}; it must be a finite number")
         self._at_least_zero("epsilon")
 
     def _at_least_zero(self, *names: str) -> None:
         for name in names:
             if getattr(self, name) < 0:
-                raise PlanError(f"{self.name()}: {name} is {getattr(self, name)}; it must be 0 or more")
+                raise UsageError(f"{self.name()}: {name} is {getattr(self, name)}; it must be 0 or more")
 
     @classmethod
     def name(cls) -> str:
         """The command-line name."""
         return cls.__module__.rsplit(".", 1)[-1].replace("_", "-")
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters by name, epsilon first."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __str__(self) -> str:
+        return f"{self.name()} ({', '.join(f'{key}={value}' for key, value in self.parameters().items())})"
 
     @abstractmethod
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
@@ -84,17 +91,17 @@ def available() -> dict[str, type[Method]]:
 def create(name: str, parameters: Mapping[str, str]) -> Method:
     """The method called `name` with `parameters` as the command line spells them.
 
-    PlanError for an unknown method or parameter, or a value that does not parse.
+    UsageError for an unknown method or parameter, or a value that does not parse.
     """
     known = available()
     if name not in known:
-        raise PlanError(f"there is no method {name!r}; use one of {', '.join(sorted(known))}")
+        raise UsageError(f"there is no method {name!r}; use one of {', '.join(sorted(known))}")
     cls = known[name]
     hints = {key: hint for key, hint in typing.get_type_hints(cls).items() if key in _names(cls)}
     values: dict[str, Any] = {}
     for key, text in parameters.items():
         if key not in hints:
-            raise PlanError(f"{name} has no parameter {key!r}; it has {', '.join(_names(cls))}")
+            raise UsageError(f"{name} has no parameter {key!r}; it has {', '.join(_names(cls))}")
         values[key] = _parse(f"{name}: {key}", hints[key], text)
     return cls(**values)
 
@@ -107,9 +114,9 @@ def _parse(what: str, hint: Any, text: str) -> Any:
     choices = typing.get_args(hint)
     if choices:
         if text not in choices:
-            raise PlanError(f"{what} is {text!r}; use one of {', '.join(choices)}")
+            raise UsageError(f"{what} is {text!r}; use one of {', '.join(choices)}")
         return text
     try:
         return hint(text)
     except ValueError:
-        raise PlanError(f"{what} is {text!r}, which is not a {hint.__name__}") from None
+        raise UsageError(f"{what} is {text!r}, which is not a {hint.__name__}") from None

@@ -42,5 +42,6 @@ class RamPlus(Ram):
         below = unique if self.ratio == "unique" else unique + shared
         rho = np.where(shared > 0, np.inf, 0.0)
         np.divide(shared, below, out=rho, where=below > 0)
-        lambdas = 1.0 + self.r * np.clip(rho, 0.0, self.alpha)
+        with np.errstate(over="ignore"):  # the engine refuses what is not finite
+            lambdas = 1.0 + self.r * np.clip(rho, 0.0, self.alpha)
         return np.broadcast_to(lambdas, overlap.shape[:2]).copy()

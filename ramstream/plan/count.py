@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ramstream.errors import PlanError
 from ramstream.plan.layout import Space, digest
 from ramstream.plan.matching import Match, MatchOptions, SameBytes, match
-from ramstream.types import ALIGNMENT, BYTE_RANGE, GRAIN, MAX_AGENTS, Piece
+from ramstream.types import ALIGNMENT, BYTE_RANGE, GRAIN, ITEMSIZE, MAX_AGENTS, Piece
 
 if TYPE_CHECKING:
     from ramstream.checkpoint import Checkpoint
@@ -105,6 +105,18 @@ class CountPlan:
     def units(self) -> int:
         """Units of work: the grains, then the byte ranges."""
         return self.flat.units + self.bytes.units
+
+    @property
+    def all_notes(self) -> list[str]:
+        """Notes and dtype mismatches: what the user should be told before anything is read."""
+        return [*self.notes, *(text for _, text in self.mismatches)]
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that one pass over everything reads."""
+        merged = sum(s.valid * ITEMSIZE[s.dtype] for t in self.merged for s in t.sources if s is not None)
+        compared = ((t.nbytes, t.sources if t.compare != "ignore" else t.sources[:1]) for t in self.copied)
+        return merged + sum(nbytes * sum(s is not None for s in sources) for nbytes, sources in compared)
 
     def is_grain(self, unit: int) -> bool:
         """Whether a unit is a grain of merged tensors."""

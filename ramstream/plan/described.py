@@ -22,6 +22,7 @@ class Described:
     copied: tuple[tuple[str, str, int], ...]
     """Tensors in no count: name, reason, bytes."""
     notes: tuple[str, ...]
+    on_nonfinite: str = "error"
     mismatches: tuple[tuple[int, str], ...] = ()
     """(agent, what) where an agent's dtype is another than the base's."""
 
@@ -42,6 +43,7 @@ class Described:
             tuple(tensor.dtype for tensor in plan.merged),
             tuple((tensor.name, tensor.reason, tensor.nbytes) for tensor in plan.copied),
             plan.notes,
+            plan.options.on_nonfinite,
             plan.mismatches,
         )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ class Slot:
     file: int
     offset: int
     dtype: str
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class OutputFile:
     """One weight file of the output: its name, its whole header (length prefix included) and its size."""
 
     name: str
-    header: bytes
+    header: bytes = field(repr=False)
     size: int
 
 
@@ -62,13 +63,25 @@ class MergePlan:
     left_behind: tuple[str, ...] = field(default=(), compare=False)
     """Files of the base that do not go along, said in the summary."""
 
+    def __str__(self) -> str:
+        count = self.count
+        lines = [
+            f"{self.method} of {', '.join(count.labels)} into {count.checkpoints[0].label}",
+            f"{len(count.merged)} tensors merged, {sum(t.elements for t in count.merged):,} elements in "
+            f"{count.flat.units} grains; {len(count.copied)} copied",
+            f"{count.bytes_read:,} bytes to read in each pass, {self.written:,} to write: "
+            f"{', '.join(file.name for file in self.outputs)}",
+            *(f"note: {note}" for note in count.all_notes),
+        ]
+        return "\n".join(lines)
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """The fields that decide the output's bytes."""
         return {
             "counts": self.count.digest,
             "method": self.method.name(),
-            "parameters": asdict(self.method),
+            "parameters": self.method.parameters(),
             "outputs": [[file.name, hashlib.sha256(file.header).hexdigest()] for file in self.outputs],
             "side files": [[file.name, file.sha256] for file in self.side_files],
         }
@@ -82,6 +95,16 @@ class MergePlan:
     def written(self) -> int:
         """Bytes of weight files."""
         return sum(file.size for file in self.outputs)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of the output's largest element."""
+        return max((ITEMSIZE.get(slot.dtype, 1) for slot in self.merged + self.copied), default=1)
+
+    def tensors(self) -> Iterator[tuple[PlannedTensor, Slot]]:
+        """Every tensor with its slot, the merged ones first."""
+        yield from zip(self.count.merged, self.merged, strict=True)
+        yield from zip(self.count.copied, self.copied, strict=True)
 
     def slots(self, unit: int) -> tuple[Slot, ...]:
         """The slots that `Piece.tensor` indexes in this unit."""
@@ -111,8 +134,9 @@ def plan_output(
         header, size = _header(members)
         position = len(header)
         for tensor, out in members:
-            slots[tensor.name] = Slot(index, position, out)
-            position += _nbytes(tensor, out)
+            slot = Slot(index, position, out, _nbytes(tensor, out))
+            slots[tensor.name] = slot
+            position += slot.nbytes
         outputs.append(OutputFile(name, header, size))
     merged, copied = (tuple(slots[t.name] for t in group) for group in (count.merged, count.copied))
     return MergePlan(

@@ -1,0 +1,46 @@
+"""Free space, before anything is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from ramstream import memory, overlap
+from ramstream.engine.place import Place
+from ramstream.errors import DiskFullError
+from ramstream.plan import MergePlan
+
+
+def free_disk(path: Path) -> int:
+    """Bytes free where `path` is or would be made."""
+    return shutil.disk_usage(_existing(path)).free
+
+
+def check_disk(plan: MergePlan, place: Place, store: Path | None) -> None:
+    """DiskFullError where what is left to write does not fit what is free on a disk, naming both numbers.
+
+    `store` is where the overlap store's bits go, None where none are kept.
+    """
+    side = sum(file.size for file in plan.side_files)
+    parts = [(place.out.parent, plan.written + side - _allocated(place.staged))]
+    if store is not None:
+        parts.append((store, overlap.projected_size(plan.count) - _allocated(store)))
+    needs: dict[int, int] = {}
+    for path, need in parts:
+        disk = _existing(path).stat().st_dev
+        needs[disk] = needs.get(disk, 0) + max(need, 0)
+        if needs[disk] > (free := free_disk(path)):
+            raise DiskFullError(
+                f"{path}: the run writes {memory.mebibytes(needs[disk])} there and {memory.mebibytes(free)} are "
+                "free; free some space, choose another disk, or use --no-keep-store"
+            )
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path.absolute(), *path.absolute().parents) if os.path.exists(parent))
+
+
+def _allocated(path: Path) -> int:
+    files = (file for file in path.rglob("*") if file.is_file()) if path.exists() else ()
+    return sum(file.stat().st_blocks * 512 for file in files)

@@ -1,0 +1,28 @@
+"""The present state of the input files, to be held against what was planned and what was read."""
+
+from __future__ import annotations
+
+from ramstream.errors import IntegrityError
+from ramstream.plan import CountPlan
+
+Stats = list[list[list[int]]]
+"""[size, mtime in ns, inode] of every file of every checkpoint."""
+
+
+def input_stats(plan: CountPlan) -> Stats:
+    """The present state of every input file. IntegrityError where one is gone or has another size than planned."""
+    result: Stats = []
+    for checkpoint in plan.checkpoints:
+        result.append([])
+        for path, (name, size) in zip(checkpoint.paths, checkpoint.files, strict=True):
+            try:
+                found = path.stat()
+            except OSError as error:
+                raise IntegrityError(f"{checkpoint.label}/{name} is gone: {error.strerror}") from error
+            if found.st_size != size:
+                raise IntegrityError(
+                    f"{checkpoint.label}/{name} has {found.st_size} bytes, it had {size} when the run was planned; "
+                    "restore it"
+                )
+            result[-1].append([found.st_size, found.st_mtime_ns, found.st_ino])
+    return result
