@@ -16,6 +16,7 @@ import numpy as np
 from ramstream import folder
 from ramstream.checkpoint import Checkpoint
 from ramstream.checkpoint.reader import open_reader
+from ramstream.errors import PlanError
 from ramstream.methods import Method
 from ramstream.plan import CountPlan, MatchOptions, MergePlan, plan_count, plan_output
 from ramstream.types import Dtype, TensorInfo
@@ -55,7 +56,20 @@ def plan_merge(
     """
     count = plan_counts(base, agents, method.epsilon, options)
     side_files, left_behind = ([], []) if base.single_file else folder.collect(base.folder, base.files)
-    return plan_output(count, method, dtype, shard_size, side_files, left_behind)
+    plan = plan_output(count, method, dtype, shard_size, side_files, left_behind)
+    _refuse_taken_names(plan)
+    return plan
+
+
+def _refuse_taken_names(plan: MergePlan) -> None:
+    """PlanError where a weight file of the base has the name of a file that the output has for itself."""
+    taken = {folder.RECORD, folder.CARD, folder.INDEX} | {file.name for file in plan.side_files}
+    for file in plan.outputs:
+        if file.name in taken:
+            raise PlanError(
+                f"{plan.count.checkpoints[0].label}: its index puts weights into {file.name}, which the output "
+                "needs for something else; use --shard-size to cut the output anew"
+            )
 
 
 def same_bytes(checkpoint: Checkpoint, one: TensorInfo, two: TensorInfo) -> bool:

@@ -56,7 +56,7 @@ class Record:
     coefficients: Any
     summary: dict[str, Any]
     files: list[dict[str, Any]]
-    """name, size, and sha256 of the header with its length prefix."""
+    """name, size, sha256 of the header with its length prefix, and the dtypes inside."""
     side_files: dict[str, str]
     """sha256 of every other file of the output but this record."""
     left_behind: list[str]
@@ -131,6 +131,9 @@ def make_record(
 ) -> Record:
     """The record of a merge whose units are all done."""
     count = plan.count
+    dtypes: dict[int, set[str]] = {number: set() for number in range(len(plan.outputs))}
+    for _, slot in plan.tensors():
+        dtypes[slot.file].add(slot.dtype)
     lengths = (*(tensor.elements for tensor in count.merged), *(tensor.nbytes for tensor in count.copied))
     recorded = [
         RecordedTensor(tensor.name, slot.dtype, length, slot.nbytes, slot.file, slot.offset)
@@ -147,8 +150,13 @@ def make_record(
         coefficients=summary["statistics"]["lambda"],
         summary=summary,
         files=[
-            {"name": f.name, "size": f.size, "header_sha256": hashlib.sha256(f.header).hexdigest()}
-            for f in plan.outputs
+            {
+                "name": file.name,
+                "size": file.size,
+                "header_sha256": hashlib.sha256(file.header).hexdigest(),
+                "dtypes": sorted(dtypes[number]),
+            }
+            for number, file in enumerate(plan.outputs)
         ],
         side_files=side_files,
         left_behind=list(plan.left_behind),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
 from rich.console import RenderableType
@@ -13,6 +16,12 @@ from ramstream.statistics import lambda_text
 
 View = list[RenderableType]
 """What is printed one below the other; lines of text are never cut where there is no terminal."""
+
+
+_MOST_COLUMNS = 4
+"""Columns of overlaps with so many other agents; beyond, they are added up: a terminal has 80 characters."""
+
+_MOST_NAMES = 8
 
 
 def size(nbytes: float) -> str:
@@ -53,9 +62,10 @@ def stats_view(stats: dict[str, Any]) -> View:
         ),
         _agents(stats),
         Text("  ".join(_count_words(stats))),
+        Text(_method(stats)),
     ]
-    if stats.get("pairs"):
-        parts.append(_pairs(stats["pairs"]))
+    if stats["pairs"]:
+        parts.append(_pairs(stats))
     if stats.get("groups"):
         parts.append(_groups(stats))
     parts += [Text(f"warning: {text}", style="yellow") for text in stats["warnings"]]
@@ -63,18 +73,41 @@ def stats_view(stats: dict[str, Any]) -> View:
 
 
 def _agents(stats: dict[str, Any]) -> Table:
-    others = [f"with {k}" for k in range(1, len(stats["agents"]))]
+    agents = stats["agents"]
+    columns = min(len(agents), _MOST_COLUMNS + 1)
+    others = [f"with {k}" for k in range(1, columns)]
+    if columns < len(agents):
+        others[-1] += "+"
     table = _table("agent", "changed", "alone", *others, "ρ", "λ")
-    for t, agent in enumerate(stats["agents"]):
-        rho = agent["rho"]
+    for t, (label, agent) in enumerate(zip(_short(agents), agents, strict=True)):
+        rho, shares = agent["rho"], agent["overlapping"]
         table.add_row(
-            agent["label"],
+            label,
             _percent(agent["changed_share"]),
-            *(_percent(share) for share in agent["overlapping"]),
+            *(_percent(share) for share in (*shares[: columns - 1], sum(shares[columns - 1 :]))),
             rho if isinstance(rho, str) else f"{rho:.3f}",
             lambda_text(stats["lambda"], t),
         )
     return table
+
+
+def _short(agents: Sequence[dict[str, Any]]) -> list[str]:
+    """The agents' labels without the folders that all of them lie in."""
+    labels = [agent["label"] for agent in agents]
+    try:
+        common = os.path.commonpath([os.path.dirname(label) for label in labels]) if len(labels) > 1 else ""
+    except ValueError:  # absolute and relative ones
+        common = ""
+    return [os.path.relpath(label, common) if common else label for label in labels]
+
+
+def _method(stats: dict[str, Any]) -> str:
+    """Which method and parameters λ stands for."""
+    method = stats["method"]
+    parameters = ", ".join(
+        f"{key}={value}" for key, value in method.items() if key not in ("name", "epsilon")
+    )
+    return f"λ as in {method['name']}" + (f" ({parameters})" if parameters else "")
 
 
 def _count_words(stats: dict[str, Any]) -> Iterator[str]:
@@ -84,12 +117,13 @@ def _count_words(stats: dict[str, Any]) -> Iterator[str]:
         yield f"{word} {_percent(n / total)}"
 
 
-def _pairs(pairs: list[dict[str, Any]]) -> Table:
+def _pairs(stats: dict[str, Any]) -> Table:
+    pairs = combinations(_short(stats["agents"]), 2)
     table = _table("pair", "both changed", "against chance", "opposite signs", "cosine", title="\nTwo by two")
-    for pair in pairs:
+    for labels, pair in zip(pairs, stats["pairs"], strict=True):
         against, cosine = pair["against_chance"], pair["cosine"]
         table.add_row(
-            " + ".join(pair["agents"]),
+            " + ".join(labels),
             number(pair["both"]),
             "none" if against is None else f"{against:.2f} ×",
             _percent(pair["conflict_share"]),
@@ -99,8 +133,7 @@ def _pairs(pairs: list[dict[str, Any]]) -> Table:
 
 
 def _groups(stats: dict[str, Any]) -> Table:
-    labels = [agent["label"] for agent in stats["agents"]]
-    table = _table("group", "elements", *labels, "shared by 2 or more", title="\nChanged, by group")
+    table = _table("group", "elements", *_short(stats["agents"]), "by 2 or more", title="\nChanged, by group")
     for group in stats["groups"]:
         total = group["elements"] or 1
         table.add_row(
@@ -114,23 +147,20 @@ def _groups(stats: dict[str, Any]) -> Table:
 
 def plan_view(plan: dict[str, Any]) -> View:
     """`--dry-run`: what would be read, merged and written, and what it takes."""
-    table = _table("", "")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for key, value in plan.items():
         if key != "notes":
-            table.add_row(key.replace("_", " "), _plan_value(key, value))
+            table.add_row(key.removesuffix("_bytes").replace("_", " "), _plan_value(key, value))
     return [table, *(Text(f"note: {note}", style="yellow") for note in plan["notes"])]
 
 
 def _plan_value(key: str, value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(str(item) for item in value) or "none"
-    if key.endswith(("bytes", "memory", "disk", "read", "written", "budget", "store")) and isinstance(
-        value, int
-    ):
+        few = ", ".join(str(item) for item in value[:_MOST_NAMES])
+        return f"{few} and {len(value) - _MOST_NAMES} more" if len(value) > _MOST_NAMES else few or "none"
+    if key.startswith("bytes_") or key.endswith("_bytes"):
         return size(value)
-    if key == "elements":
-        return number(value)
-    return str(value)
+    return number(value) if key == "elements" else str(value)
 
 
 def outcome_view(out: str, already: bool, summary: dict[str, Any]) -> View:
@@ -144,7 +174,7 @@ def outcome_view(out: str, already: bool, summary: dict[str, Any]) -> View:
     if summary.get("store"):
         lines.append(
             f"overlap store: {summary['store']} ({size(summary['store_size'])}); another r, alpha or method needs "
-            f"one pass with it; remove it with rm -r {summary['store']}"
+            f"one pass with it; remove it with rm -r {shlex.quote(summary['store'])}"
         )
     if summary["left_behind"]:
         lines.append(f"left behind: {', '.join(summary['left_behind'])}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ramstream.errors import UsageError
 from ramstream.tallies import Tallies
 
 if TYPE_CHECKING:
@@ -134,7 +135,9 @@ def lambda_text(lambdas: Any, t: int) -> str:
 
 
 def _lambda_rows(lambdas: NDArray[np.float64], names: Sequence[str]) -> Any:
-    """One row where all tensors share λ, otherwise a row a tensor."""
+    """One row where all tensors share λ, otherwise a row a tensor. UsageError where one is not finite."""
+    if not np.isfinite(lambdas).all():
+        raise UsageError("λ is not a finite number with these parameters; use smaller ones")
     if len(lambdas) == 0 or (lambdas == lambdas[0]).all():
         return lambdas[0].tolist() if len(lambdas) else []
     return {name: row.tolist() for name, row in zip(names, lambdas, strict=True)}
@@ -149,7 +152,9 @@ def _pairs(
         for j in range(i + 1, len(chosen)):
             t = chosen[j]
             both, chance = int(pairs[s, t]), int(pairs[s, s]) * int(pairs[t, t]) / max(size, 1)
-            norm = float(np.sqrt(dots[s, s] * dots[t, t]))
+            with np.errstate(all="ignore"):
+                norm = np.sqrt(dots[s, s]) * np.sqrt(dots[t, t])
+                cosine = dots[s, t] / norm
             same = both == pairs[s, s] == pairs[t, t] and dots[s, t] == dots[s, s] == dots[t, t]
             yield {
                 "agents": [labels[i], labels[j]],
@@ -158,7 +163,7 @@ def _pairs(
                 "against_chance": both / chance if chance else None,
                 "sign_conflicts": int(conflicts[s, t]),
                 "conflict_share": int(conflicts[s, t]) / both if both else 0.0,
-                "cosine": _finite(dots[s, t] / norm) if norm else None,
+                "cosine": _finite(cosine),
                 "identical": bool(same and both),
             }
 

@@ -60,7 +60,7 @@ def test_an_untouched_output_is_whole(out: Path) -> None:
     assert report.problems == []
     nbytes = 2 * 4099 * 1031 + 4 * 33 * 5 + 8 * 600 + 2 * 700 * 11
     assert report.bytes_read == sum(seen) == nbytes
-    assert report.files == 2 + 5  # weights; config, tokenizer, side, index, card
+    assert report.files == 2 + 4  # weights; config, tokenizer, side, index
     assert verify_output(out).bytes_read == 0
     assert cli("verify", out) == cli("verify", out, "--read-data") == 0
 
@@ -103,7 +103,7 @@ SPOILED: list[tuple[Callable[[Path], object], str]] = [
     (lambda out: os.truncate(out / TWO, 9000), f"{TWO} has 9000 bytes, it was written with "),
     (lambda out: os.truncate(out / TWO, 5), f"{TWO} has 5 bytes, it was written with "),
     (lambda out: (out / "config.json").write_text("{}"), "config.json changed: its sha256 is not "),
-    (lambda out: (out / "README.md").write_text(""), "README.md changed: its sha256 is not "),
+    (lambda out: (out / "tokenizer.json").write_text(""), "tokenizer.json changed: its sha256 is not "),
     (lambda out: (out / "deep" / "side.json").unlink(), "deep/side.json is missing"),
     (lambda out: (out / "model.safetensors.index.json").unlink(), "model.safetensors.index.json is missing"),
     (

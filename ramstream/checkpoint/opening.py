@@ -65,29 +65,6 @@ class Checkpoint:
                 digest.update(block)
         return digest.hexdigest()
 
-    def stat(self) -> list[list[int]]:
-        """[size, mtime in ns, inode] a file, in file order. IntegrityError for a file that is gone."""
-        found = [self._stat(name) for name in self.files]
-        return [[status.st_size, status.st_mtime_ns, status.st_ino] for status in found]
-
-    def check_sizes(self) -> None:
-        """IntegrityError naming every file whose size is no longer the one its header agreed with."""
-        problems = []
-        for name, file in self.files.items():
-            size = self._stat(name).st_size
-            if size != file.size:
-                problems.append(f"{self._shown(name)}: {_resized(file.size, size)}")
-        if problems:
-            raise IntegrityError("\n".join(problems))
-
-    def _stat(self, name: str) -> os.stat_result:
-        try:
-            return (self.folder / name).stat()
-        except OSError as error:
-            raise IntegrityError(
-                f"{self._shown(name)}: was there when it was opened, now: {error.strerror or error}; restore it"
-            ) from error
-
     def _shown(self, name: str) -> str:
         return self.label if self.single_file else f"{self.label}/{name}"
 

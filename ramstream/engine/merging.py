@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from ramstream.engine.place import Place
 from ramstream.engine.worker import Setup
 from ramstream.errors import ContentError, IntegrityError, PlanError
 from ramstream.overlap import OverlapStore
-from ramstream.plan import CountPlan, MergePlan
+from ramstream.plan import CountPlan, Described, MergePlan
 from ramstream.statistics import lambda_text, statistics
 from ramstream.tallies import Tallies
 
@@ -68,7 +68,9 @@ def merge(
         stack.enter_context(durable.disk_full_is_an_error(place.work))
         durable.make_folder(place.work)
         stack.enter_context(durable.lock(place.lock, str(place.work)))
-        if place.claim(plan):
+        dropped = place.claim(plan)
+        place.refuse_existing(plan, overwrite)  # again: claiming may have given a former output its name back
+        if dropped:
             listener(Note("an unfinished output made with other parameters was dropped; its counts are used"))
         if not place.published(plan):
             try:
@@ -221,10 +223,10 @@ class _Run:
         summary = self._summary(tallies, seconds)
         licences = [] if base.single_file else folder.licence(Path(base.folder))
         card = folder.model_card(base.label, count.labels, licences, str(plan.method), _rows(summary))
-        written[folder.CARD] = folder.write(staged / folder.CARD, card)
+        folder.write(staged / folder.CARD, card)  # people edit it: not among what verify compares
         whole = record.make_record(
             plan,
-            self.store.described_as(count),
+            self._described(),
             tallies,
             self.merges.outputs.tolist(),
             input_stats(count),
@@ -234,6 +236,11 @@ class _Run:
         folder.write(staged / folder.RECORD, whole.to_bytes())
         durable.sync_tree(staged)
 
+    def _described(self) -> Described:
+        """What was counted, in this plan's words and the output's dtypes."""
+        dtypes = tuple(slot.dtype for slot in self.plan.merged)
+        return replace(self.store.described_as(self.plan.count), dtypes=dtypes)
+
     def _summary(self, tallies: Tallies, seconds: float) -> dict[str, Any]:
         count = self.plan.count
         overflow = {
@@ -241,7 +248,7 @@ class _Run:
             for (merged, tensor), n in sorted(self.merges.overflow.items())
         }
         return {
-            "statistics": statistics(self.store.described_as(count), tallies, self.plan.method),
+            "statistics": statistics(self._described(), tallies, self.plan.method),
             "moved_by_lambda": self.merges.moved,
             "overflow": overflow,
             "bytes_written": self.plan.written,

@@ -10,9 +10,10 @@ from itertools import islice
 from pathlib import Path
 
 from ramstream import durable, writer
-from ramstream.engine.events import Advanced, Listener, PassBegan, PassEnded
+from ramstream.engine.events import Advanced, Listener, Note, PassBegan, PassEnded
 from ramstream.engine.ledgers import CountLedger, MergeLedger
 from ramstream.engine.worker import Setup, UnitResult, Work, run_task
+from ramstream.kernels import jit
 
 BATCH_SECONDS = 2.0
 BATCH_BYTES = 1 << 30
@@ -71,6 +72,8 @@ def run_pass(
 
     Whatever ends the pass early, what was finished by then is vouched for.
     """
+    if units and not jit.compiled():
+        books.listener(Note("compiling the kernels first: half a minute at most, and only once"))
     books.listener(PassBegan(title, len(units)))
     tasks = _tasks(units, work, workers)
     running: set[Future[list[UnitResult]]] = set()

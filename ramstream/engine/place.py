@@ -134,6 +134,15 @@ class Place:
             raise PlanError(f"{self.out} exists and is not a folder; choose another output")
         if self.out.exists() and not overwrite and self._result(plan) is None:
             raise PlanError(f"{self.out} exists; use --overwrite to replace it when the new one is complete")
+        if self.out.exists() and not self._may_be_replaced():
+            raise PlanError(
+                f"{self.out} holds files but no model; --overwrite replaces models only, choose another output"
+            )
+
+    def _may_be_replaced(self) -> bool:
+        """Whether OUT is empty, or a checkpoint in whatever state: not somebody's folder of other things."""
+        signs = (folder.RECORD, "config.json", "*.safetensors", "*.safetensors.index.json")
+        return not any(self.out.iterdir()) or any(any(self.out.glob(sign)) for sign in signs)
 
     def claim(self, plan: MergePlan) -> bool:
         """Take over what an earlier run left, as far as it belongs to this merge, and drop the rest of it.
@@ -142,15 +151,14 @@ class Place:
         another merge's, IntegrityError where the inputs changed under it.
         """
         before = self._unfinished()
-        if self.old.exists() and not os.path.lexists(self.out):
-            self.old.rename(
-                self.out
-            )  # a kill came between the two renames; the former output gets its name back
         if before is None:
             self._refuse_foreign()
         elif before["merge"] == plan.identity:
             return False
         else:
+            if self.old.exists() and not os.path.lexists(self.out):
+                # A kill came between the two renames of publishing: the former output gets its name back.
+                self.old.rename(self.out)
             self._refuse_other_counts(plan.count, before)
             folder.remove(self.journal)  # first: it vouches for what is staged
             folder.remove(self.staged)

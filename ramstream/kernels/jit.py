@@ -42,6 +42,11 @@ def _drop_stale_caches(folder: Path) -> None:
                 index.unlink()
 
 
+def compiled() -> bool:
+    """Whether the loops were compiled before; otherwise the first pass does it, which takes a while."""
+    return _folder is not None and any(_folder.glob("counting.count-*.nbi"))
+
+
 _folder = _cache_folder()
 if _folder is not None:
     _drop_stale_caches(_folder)

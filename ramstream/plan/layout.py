@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,13 +60,16 @@ def digest(value: Any) -> str:
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """What differs between two identities: every field with both values."""
+    """What differs between two identities: every field with both values; digests are cut.
+
+    The layout follows from the inputs and is only named where nothing else differs.
+    """
     fields = [key for key in (ours | theirs) if ours.get(key) != theirs.get(key)]
+    named = [key for key in fields if key != "layout"] or fields
     return "; ".join(
-        f"{key} is {_brief(ours.get(key))} here and {_brief(theirs.get(key))} there" for key in fields
+        f"{key} is {_brief(ours.get(key))} here and {_brief(theirs.get(key))} there" for key in named
     )
 
 
 def _brief(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return re.sub(r"([0-9a-f]{12})[0-9a-f]{52}", r"\1", json.dumps(value))

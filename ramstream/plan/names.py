@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from ramstream.checkpoint.wording import shown
 from ramstream.types import TensorInfo
 
 _OUTSIDE_LAYERS = r"(?:[^.\d][^.]*\.)*"
@@ -45,11 +46,11 @@ def list_names(infos: Iterable[TensorInfo]) -> str:
     """`24 tensors (model.layers.*.mlp.up_proj.weight × 24)`, the patterns by frequency."""
     names = [info.name for info in infos]
     if len(names) <= 3:
-        return ", ".join(names)
+        return ", ".join(shown(name) for name in names)
     patterns = Counter(name_pattern(name) for name in names)
-    shown = [name if n == 1 else f"{name} × {n}" for name, n in patterns.most_common(_SHOWN)]
-    more = len(patterns) - len(shown)
-    return f"{len(names)} tensors ({', '.join(shown)}{f' and {more} more patterns' if more > 0 else ''})"
+    listed = [shown(name) if n == 1 else f"{shown(name)} × {n}" for name, n in patterns.most_common(_SHOWN)]
+    more = len(patterns) - len(listed)
+    return f"{len(names)} tensors ({', '.join(listed)}{f' and {more} more patterns' if more > 0 else ''})"
 
 
 def mismatch_hint(missing: Sequence[str], extra: Sequence[str]) -> str:
