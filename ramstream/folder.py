@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ramstream.checkpoint.endings import INDEX_SUFFIX, OTHER_WEIGHTS, deciding_index
 from ramstream.errors import CheckpointError, IntegrityError
 from ramstream.plan import SideFile
 from ramstream.types import Dtype, config_name
@@ -18,27 +19,7 @@ from ramstream.types import Dtype, config_name
 SIDE_FILE_LIMIT = 64 << 20
 RECORD = "ramstream.json"
 CARD = "README.md"
-INDEX = "model.safetensors.index.json"
-
-_INDEX_SUFFIX = ".safetensors.index.json"
-_WEIGHTS = (
-    ".safetensors",
-    _INDEX_SUFFIX,
-    ".bin",
-    ".bin.index.json",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".gguf",
-    ".h5",
-    ".msgpack",
-    ".npz",
-    ".distcp",
-    ".onnx",
-    ".onnx_data",
-    ".ot",
-    ".tflite",
-)
+_WEIGHTS = (".safetensors", INDEX_SUFFIX, ".bin.index.json", *OTHER_WEIGHTS)
 
 
 def collect(folder: Path, weights: Collection[str]) -> tuple[list[SideFile], list[str]]:
@@ -51,8 +32,10 @@ def collect(folder: Path, weights: Collection[str]) -> tuple[list[SideFile], lis
     files: list[SideFile] = []
     left: list[str] = []
     above = frozenset(os.fspath(path) for path in (folder.resolve(), *folder.resolve().parents))
-    for relative in _walk(folder, "", above):
-        if relative in weights or _is_index(folder, relative):
+    names = list(_walk(folder, "", above))
+    index = deciding_index([name for name in names if "/" not in name])
+    for relative in names:
+        if relative in weights or relative == index:
             continue
         why = _left_behind(folder / relative, relative)
         if why:
@@ -81,12 +64,6 @@ def _walk(folder: Path, below: str, above: frozenset[str]) -> Iterator[str]:
             yield f"{below}{name}/"
         else:
             yield from _walk(folder, f"{below}{name}/", above | {real})
-
-
-def _is_index(folder: Path, relative: str) -> bool:
-    """Whether a file is the index that says which files are merged."""
-    other = "/" not in relative and relative.endswith(_INDEX_SUFFIX)
-    return relative == INDEX or (other and not (folder / INDEX).exists())
 
 
 def _left_behind(path: Path, relative: str) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ramstream import folder
 from ramstream.checkpoint import Checkpoint
+from ramstream.checkpoint.endings import INDEX
 from ramstream.checkpoint.reader import open_reader
 from ramstream.errors import PlanError
 from ramstream.methods import Method
@@ -63,7 +64,7 @@ def plan_merge(
 
 def _refuse_taken_names(plan: MergePlan) -> None:
     """PlanError where a weight file of the base has the name of a file that the output has for itself."""
-    taken = {folder.RECORD, folder.CARD, folder.INDEX} | {file.name for file in plan.side_files}
+    taken = {folder.RECORD, folder.CARD, INDEX} | {file.name for file in plan.side_files}
     for file in plan.outputs:
         if file.name in taken:
             raise PlanError(

@@ -46,6 +46,16 @@ class Dtype(IntEnum):
         """Bytes of one element."""
         return {Dtype.F64: 8, Dtype.F32: 4, Dtype.BF16: 2, Dtype.F16: 2}.get(self, 1)
 
+    @property
+    def mantissa(self) -> int:
+        """Explicit bits of the mantissa."""
+        return (23, 52, 7, 10, 3, 2)[self]
+
+    @property
+    def bias(self) -> int:
+        """Bias of the exponent."""
+        return (127, 1023, 127, 15, 7, 15)[self]
+
 
 class Kind(IntEnum):
     """What a source hands over for a piece, beside raw bytes of a `Dtype` (the same number line)."""

@@ -162,12 +162,15 @@ def kill_once(large: Large, out: Path, where: str, method: str, rng: random.Rand
     return inside, tear(journal, rng) if inside else "no"
 
 
+@pytest.mark.slow
 def test_25_kills_leave_what_can_be_resumed(large: Large, tmp_path: Path) -> None:
     rng = random.Random(20261130)
     inside: Counter[str] = Counter()
     torn: Counter[str] = Counter()
     kills = 0
-    for chain in range(9):
+    for chain in range(20):  # nine, unless the machine was so slow that kills came after a pass had ended
+        if kills >= 25 and min(inside[COUNT], inside[MERGE]) >= 8 and kills - torn["no"] >= 10:
+            break
         out = tmp_path / "out"
         for where in (COUNT, MERGE, rng.choice([COUNT, MERGE, MERGE]))[: 3 if chain < 7 else 2]:
             if where == COUNT and units(work_of(out) / MERGE):
@@ -182,7 +185,7 @@ def test_25_kills_leave_what_can_be_resumed(large: Large, tmp_path: Path) -> Non
         shutil.rmtree(out)
         shutil.rmtree(work_of(out))
     print(f"{kills} kills, inside {dict(inside)}, torn {dict(torn)}")
-    assert kills == 25
+    assert kills >= 25
     assert inside[COUNT] >= 8
     assert inside[MERGE] >= 8
     assert kills - torn["no"] >= 10
@@ -199,6 +202,7 @@ def test_kills_in_one_scan_leave_what_can_be_resumed(large: Large, tmp_path: Pat
     assert same_store(work_of(out) / "overlap.zarr", work_of(good) / "overlap.zarr")
 
 
+@pytest.mark.slow
 def test_kills_at_any_time_leave_what_can_be_resumed(large: Large, tmp_path: Path) -> None:
     rng = random.Random(11)
     out = tmp_path / "out"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ramstream.checkpoint.endings import INDEX, INDEX_SUFFIX, deciding_index
 from ramstream.checkpoint.safetensors import read_regular
 from ramstream.checkpoint.sniff import HEAD, looks_like
 from ramstream.checkpoint.strict import parse_object
@@ -14,8 +15,6 @@ from ramstream.checkpoint.wording import listed, shown
 from ramstream.errors import CheckpointError
 from ramstream.types import TensorInfo
 
-INDEX = "model.safetensors.index.json"
-_INDEX_SUFFIX = ".safetensors.index.json"
 _LARGEST_JSON = 200_000_000
 
 _INSTEAD = (
@@ -47,9 +46,10 @@ def choose(folder: Path, label: str) -> Chosen:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except OSError as error:
         raise CheckpointError(f"{label}: the folder cannot be read: {error.strerror or error}") from error
-    indexes = [name for name in names if name.endswith(_INDEX_SUFFIX)]
-    if INDEX in indexes or len(indexes) == 1:
-        return _by_index(folder, INDEX if INDEX in indexes else indexes[0], label)
+    indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    index = deciding_index(names)
+    if index is not None:
+        return _by_index(folder, index, label)
     weights = [name for name in names if name.endswith(".safetensors")]
     if "adapter_config.json" in names and set(weights) <= {"adapter_model.safetensors"}:
         weights = []

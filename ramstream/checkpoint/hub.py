@@ -6,24 +6,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from ramstream.checkpoint.endings import OTHER_WEIGHTS
 from ramstream.errors import CheckpointError
 
 _ID = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[^\s@]+))?", re.ASCII)
 
-_OTHER_WEIGHTS = [
-    *("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.ggml", "*.h5", "*.msgpack", "*.npz", "*.ot"),
-    *(
-        "*.onnx",
-        "*.onnx_data",
-        "*.tflite",
-        "*.mlmodel",
-        "*.mlpackage/*",
-        "*.distcp",
-        "*.tar",
-        "*.zip",
-        "*.gz",
-    ),
-]
+_IGNORED = [*(f"*{ending}" for ending in OTHER_WEIGHTS), "*.mlpackage/*", "*.tar", "*.zip", "*.gz"]
 """Everything else is fetched: safetensors, JSON, tokenizer files, templates, custom code."""
 
 
@@ -60,7 +48,7 @@ def _snapshot(repo: str, revision: str | None, local_files_only: bool) -> tuple[
 
     try:
         folder = huggingface_hub.snapshot_download(
-            repo, revision=revision, ignore_patterns=_OTHER_WEIGHTS, local_files_only=local_files_only
+            repo, revision=revision, ignore_patterns=_IGNORED, local_files_only=local_files_only
         )
     except Exception as error:  # network, HTTP, disk, its own: all mean that the snapshot is not there
         return None, _reason(error)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramstream import durable, folder, overlap, record, writer
+from ramstream.checkpoint.endings import INDEX
 from ramstream.engine.counting import begin_session, check_counts, count_pass, open_store
 from ramstream.engine.disk import check_disk
 from ramstream.engine.events import Listener, Note, ignore
@@ -219,7 +220,7 @@ class _Run:
         written = folder.write_side_files(Path(base.folder), plan.side_files, staged, plan.dtype)
         index = writer.index(plan.outputs, ((t.name, slot.file, slot.nbytes) for t, slot in plan.tensors()))
         if index is not None:
-            written[folder.INDEX] = folder.write(staged / folder.INDEX, folder.json_bytes(index))
+            written[INDEX] = folder.write(staged / INDEX, folder.json_bytes(index))
         summary = self._summary(tallies, seconds)
         licences = [] if base.single_file else folder.licence(Path(base.folder))
         card = folder.model_card(base.label, count.labels, licences, str(plan.method), _rows(summary))

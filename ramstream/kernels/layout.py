@@ -22,9 +22,9 @@ E4M3, E5M2 = int(Dtype.F8_E4M3), int(Dtype.F8_E5M2)
 DELTA, ABSENT = int(Kind.DELTA), int(Kind.ABSENT)
 
 # By Dtype code.
-ITEMSIZE = np.array([4, 8, 2, 2, 1, 1])
-MANTISSA = np.array([23, 52, 7, 10, 3, 2])
-BIAS = np.array([127, 1023, 127, 15, 7, 15])
+ITEMSIZE = np.array([dtype.itemsize for dtype in Dtype])
+MANTISSA = np.array([dtype.mantissa for dtype in Dtype])
+BIAS = np.array([dtype.bias for dtype in Dtype])
 # float32 magnitudes from here on round to infinity, or are beyond E4M3's 464 (which still rounds to 448).
 LIMIT = np.array([0x7F800000, 0x7F800000, 0x7F7F8000, 0x477FF000, 0x43E80001, 0x47700000], np.uint32)
 BEYOND = np.array([0x7F800000, 0, 0x7F80, 0x7C00, 0x7E, 0x7C], np.uint64)

@@ -21,16 +21,6 @@ SameBytes = Callable[["Checkpoint", TensorInfo, TensorInfo], bool]
 """Whether two tensors of one checkpoint hold the same bytes; the one question that headers cannot answer."""
 
 
-_MANTISSA = {
-    Dtype.F64: 52,
-    Dtype.F32: 23,
-    Dtype.F16: 10,
-    Dtype.BF16: 7,
-    Dtype.F8_E4M3: 3,
-    Dtype.F8_E5M2: 2,
-}
-
-
 @dataclass(frozen=True)
 class MatchOptions:
     """What the user decided about tensors that do not simply match."""
@@ -307,7 +297,7 @@ def _note_dtypes(
             if not entry.reason and ours and theirs and ours.dtype != theirs.dtype:
                 pairs.setdefault((theirs.dtype, ours.dtype), []).append(ours)
         for pair, infos in pairs.items():
-            coarser = min(pair, key=lambda name: _MANTISSA[Dtype[name]])
+            coarser = min(pair, key=lambda name: Dtype[name].mantissa)
             advice = (
                 f"rounding alone counts as a change; --compare-dtype {coarser.lower()} compares what both can hold"
                 if compare is None
