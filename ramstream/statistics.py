@@ -237,8 +237,8 @@ def _warnings(result: dict[str, Any], described: Described) -> Iterator[str]:
         least = min((value - 1 for value in _flat(result["lambda"]) if value > 1), default=None)
         if least is not None:
             yield (
-                f"λ = {1 + least:.6g} is so near to 1 that bf16 output shows it only where an agent alone moved an "
-                f"element by {int(np.ceil(0.5 / least))} bf16 steps or more"
+                f"in bf16 output the smallest λ, {1 + least:.6g}, shows only where an agent alone moved an element "
+                f"by {int(np.ceil(0.5 / least))} steps of bf16 or more"
             )
 
 

@@ -97,7 +97,7 @@ def test_in_bf16_the_steps_that_lambda_moves_are_named() -> None:
     tallies = tallies_of({0b01: 10, 0b11: 2}, agents=2)
     stats = statistics(described("w", dtype="BF16", agents=2), tallies, RamPlus())
     assert stats["lambda"][0] == 1.02
-    assert any("by 25 bf16 steps or more" in text for text in stats["warnings"])
+    assert any("by 25 steps of bf16 or more" in text for text in stats["warnings"])
 
 
 @pytest.mark.parametrize(

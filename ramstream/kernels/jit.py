@@ -42,9 +42,9 @@ def _drop_stale_caches(folder: Path) -> None:
                 index.unlink()
 
 
-def compiled() -> bool:
-    """Whether the loops were compiled before; otherwise the first pass does it, which takes a while."""
-    return _folder is not None and any(_folder.glob("counting.count-*.nbi"))
+def compiled(loop: str) -> bool:
+    """Whether a loop (`counting.count`) was compiled before; otherwise its first call does it, for a while."""
+    return _folder is not None and any(_folder.glob(f"{loop}-*.nbi"))
 
 
 _folder = _cache_folder()
