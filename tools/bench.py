@@ -5,7 +5,7 @@
     python tools/bench.py --out bench.json --data DIR --keep --peers -- --workers 1
 
 Every timed run is a process of its own, from start to exit. The programs take turns and the best of each
-counts, so a ratio compares runs of one session on one machine. One round before is not counted: it brings the
+counts, so a ratio compares runs taken together on one machine. One round before is not counted: it brings the
 files into the page cache and compiles kernels that changed. Outputs are removed between runs, untimed. Peak
 memory is VmHWM, from ramstream's own report or polled from /proc. What follows `--` goes to `ramstream merge`.
 """

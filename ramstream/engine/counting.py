@@ -54,7 +54,7 @@ def _count_into(
     refuse_overlap(store, plan, "the store")
     try:
         with durable.disk_full_is_an_error(store), open_store(store, plan, bits=True) as (kept, ledger):
-            begin_session(plan, ledger, found, listener)
+            compare_inputs(plan, ledger, found, listener)
             if not kept.complete:
                 books = Books(Setup(plan, found.io, kept.path), ledger, None, listener)
                 kept.finish(*count_pass(books, found.workers), ledger.changed_grains())
@@ -85,7 +85,7 @@ def count_pass(books: Books, workers: int) -> tuple[Tallies, list[str]]:
     return tallies, check_counts(plan, ledger, tallies)
 
 
-def begin_session(plan: CountPlan, ledger: Ledger, found: Capacity, listener: Listener) -> None:
+def compare_inputs(plan: CountPlan, ledger: Ledger, found: Capacity, listener: Listener) -> None:
     """Compare the inputs with what `ledger`'s finished units saw, and write down their present state there.
 
     Where an input's size, time or inode is another than when work was last vouched for, the finished units are
@@ -99,7 +99,7 @@ def begin_session(plan: CountPlan, ledger: Ledger, found: Capacity, listener: Li
             books = Books(Setup(plan, found.io), nothing, None, listener, durable=False)
             run_pass("checking", books, np.flatnonzero(ledger.done).tolist(), ledger.check, found.workers)
             nothing.close()
-    ledger.open_session(stats)
+    ledger.note_inputs(stats)
 
 
 def check_counts(plan: CountPlan, ledger: CountLedger, tallies: Tallies) -> list[str]:

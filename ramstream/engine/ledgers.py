@@ -48,7 +48,7 @@ class Ledger:
             else:
                 self.take(position, line)
 
-    def open_session(self, inputs: Stats) -> None:
+    def note_inputs(self, inputs: Stats) -> None:
         """Write down the state of the inputs that all following lines are about."""
         if self.inputs != inputs and self._journal.writable:
             self._journal.append([{"journal": self.kind, "digest": self._digest, "inputs": inputs}])

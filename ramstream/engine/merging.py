@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ramstream import durable, folder, overlap, record, writer
 from ramstream.checkpoint.endings import INDEX
-from ramstream.engine.counting import begin_session, check_counts, count_pass, open_store
+from ramstream.engine.counting import check_counts, compare_inputs, count_pass, open_store
 from ramstream.engine.disk import check_disk
 from ramstream.engine.events import Listener, Note, ignore
 from ramstream.engine.inputs import input_stats
@@ -172,7 +172,7 @@ class _Run:
         """Check the inputs against what is done, and have the output's files ready."""
         ledgers: list[Ledger] = [self.merges] if self.store.complete else [self.counts, self.merges]
         for ledger in ledgers:
-            begin_session(self.plan.count, ledger, self.capacity, self.listener)
+            compare_inputs(self.plan.count, ledger, self.capacity, self.listener)
         if not writer.intact(self.place.staged, self.plan.outputs):
             if self.merges.done.any():
                 raise IntegrityError(
