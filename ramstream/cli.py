@@ -186,7 +186,9 @@ def verify(out: Path, read_data: bool, as_json: bool, quiet: bool) -> None:
         report = verify_output(out, read_data, progress)
     _show(as_json, report.as_dict(), verify_view)
     if report.problems:
-        raise IntegrityError(f"{out} is not what was written; merge again, or restore it from a copy")
+        raise IntegrityError(
+            f"{out} is not what was written; restore it from a copy, or remove it and merge again"
+        )
 
 
 def _show(as_json: bool, data: Any, view: Callable[[Any], Any]) -> None:

@@ -111,6 +111,7 @@ def _stats_of_checkpoints(targets: Sequence[str], options: dict[str, Any]) -> di
     from ramstream.checkpoint import open_all
     from ramstream.console import progress
     from ramstream.engine import count
+    from ramstream.overlap import OverlapStore
     from ramstream.planning import plan_counts
     from ramstream.statistics import statistics
 
@@ -120,10 +121,8 @@ def _stats_of_checkpoints(targets: Sequence[str], options: dict[str, Any]) -> di
         raise UsageError("--agents needs the overlap bits; name a place for them with --store")
     limits, (first, *others) = _limits(options), open_all(targets)
     plan = plan_counts(first, others, method.epsilon, _match_options(options))
-    if subset:
-        queries.parse_agents(subset, plan.labels)  # before the counting, not after
+    chosen = queries.parse_agents(subset, plan.labels) if subset else None
     with progress(options["quiet"], options["verbose"]) as listener:
         described, tallies = count(plan, limits, store, listener)
-    if subset:
-        return queries.open_counts(store).stats(method, by, subset)
-    return statistics(described, tallies, method, by)
+    recounted = (chosen, queries.recount(OverlapStore(store), chosen)) if chosen else None
+    return statistics(described, tallies, method, by, recounted)

@@ -7,7 +7,7 @@ import fcntl
 import os
 import resource
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -72,17 +72,20 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 @contextmanager
-def lock(path: Path, what: str, shared: bool = False) -> Iterator[None]:
+def lock(path: Path, what: str, shared: bool = False) -> Iterator[Callable[[], None]]:
     """Hold `path` as a lock; JournalError where another process does. The text inside is only for people.
 
-    A shared lock is for readers of what is finished; where it cannot be made, nobody can write there either.
+    What is handed out turns it into a shared lock, for readers of what is finished. Where a shared one cannot be
+    made, nobody can write there either.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except FileNotFoundError:
+        raise JournalError(f"{what} was in use by a run that just ended; run the command again") from None
     except OSError as error:
         if not shared or error.errno not in _READ_ONLY:
             raise
-        yield
+        yield lambda: None
         return
     try:
         try:
@@ -90,14 +93,21 @@ def lock(path: Path, what: str, shared: bool = False) -> Iterator[None]:
         except OSError:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
             raise JournalError(f"{what} is in use by {holder}; wait for it or stop it") from None
-        if not path.exists() or path.stat().st_ino != os.fstat(descriptor).st_ino:
+        if not _is_open(path, descriptor):
             # its holder removed it between our open and our lock, and a third may hold a new one
             raise JournalError(f"{what} was in use by a run that just ended; run the command again")
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-        yield
+        yield lambda: fcntl.flock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
+
+
+def _is_open(path: Path, descriptor: int) -> bool:
+    try:
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
 
 
 class OpenFiles:

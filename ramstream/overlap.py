@@ -34,7 +34,7 @@ from ramstream.plan import CountPlan, Described, Space, differences
 from ramstream.tallies import Tallies, empty, tally_dtype
 from ramstream.types import ALIGNMENT, GRAIN
 
-FORMAT = "ramstream overlap 1"
+FORMAT = "ramstream overlap 2"
 BITS = "changed"
 JOURNAL = "journal.jsonl"
 LOCK = "lock"
@@ -52,14 +52,23 @@ class OverlapStore:
         self.path = path
         try:
             self.attributes: dict[str, Any] = dict(zarr.open_group(path, mode="r").attrs)
-            self.digest = str(self.attributes["digest"])
-            Described.from_json(self.attributes["described"])
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise PlanError(f"{path} is not an overlap store that can be read ({error!r})") from error
         if self.attributes.get("format") != FORMAT:
             raise PlanError(
                 f"{path} has format {self.attributes.get('format')!r}, this version reads {FORMAT!r}"
             )
+        try:
+            self.digest = str(self.attributes["digest"])
+            Described.from_json(self.attributes["described"])
+            if self.attributes["complete"]:
+                _ = [
+                    *self.attributes["found"],
+                    *map(int, self.attributes["stored"]),
+                    self.attributes["tallies"],
+                ]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise PlanError(f"{path} is not an overlap store that can be read ({error!r})") from error
 
     @classmethod
     def create(cls, path: Path, plan: CountPlan, bits: bool) -> OverlapStore:

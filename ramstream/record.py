@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -100,16 +101,22 @@ class Record:
             for group in ("merged", "copied"):
                 data[group] = [RecordedTensor(**tensor) for tensor in data[group]]
             record = cls(**data)
-            if (
-                len(record.checksums) != sum(1 for _ in record._units())
-                or not record.tally_records().size >= 0
-            ):
-                raise ValueError("it lists other units than it has checksums for")
+            record._check()
             return record
         except FileNotFoundError:
             raise PlanError(f"{output} is no output of ramstream: it has no {folder.RECORD}") from None
-        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, LookupError, zlib.error) as error:
             raise PlanError(f"{path} cannot be read: {error}") from error
+
+    def _check(self) -> None:
+        """ValueError, or another that `read` catches, where parts do not fit each other."""
+        units = sum(1 for _ in self._units())
+        if len(self.checksums) != units or len(self.tally_records()) != len(self.merged):
+            raise ValueError("its units or tensors are not those it has checksums and tallies for")
+        if not all(
+            isinstance(part, dict) for part in (self.method, self.side_files, self.summary, *self.files)
+        ):
+            raise ValueError("a part of it is not what it should be")
 
     def description(self) -> Described:
         """The model that was counted."""
@@ -145,7 +152,7 @@ def make_record(
         method={"name": plan.method.name(), **plan.method.parameters()},
         sources=[{"label": ref.label, "fingerprint": ref.fingerprint} for ref in count.checkpoints],
         inputs=inputs,
-        options={**count.options.identity(), "dtype": plan.dtype and plan.dtype.name},
+        options={**count.options.identity(), "dtype": plan.identity["dtype"]},
         described=vars(described),
         coefficients=summary["statistics"]["lambda"],
         summary=summary,

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from runs import Stop, Tensor, plan_of, promised, random_bits, small_steps, stopped, write_family
 
-from ramstream import queries
+from ramstream import cli, queries
 from ramstream.checkpoint import Checkpoint
 from ramstream.engine import Limits, count, merge, passes
 from ramstream.engine.disk import check_disk
 from ramstream.engine.events import Event, Note, PassBegan
+from ramstream.engine.forecast import forecast
 from ramstream.engine.ledgers import CountLedger
 from ramstream.engine.place import Place
 from ramstream.errors import DiskFullError, IntegrityError, JournalError, PlanError, UsageError
@@ -24,7 +25,8 @@ from ramstream.kernels import jit
 from ramstream.methods.ram import Ram
 from ramstream.methods.ram_plus import RamPlus
 from ramstream.overlap import OverlapStore
-from ramstream.types import GRAIN
+from ramstream.types import GRAIN, Dtype
+from ramstream.verify import verify_output
 
 SIZE = 3 * GRAIN + 1000
 PLACE = GRAIN // 2 + 60_000
@@ -181,8 +183,60 @@ def test_tallies_that_are_not_what_was_written_are_refused(
 )
 def test_what_is_no_store_is_a_clear_error(store: Path, text: str) -> None:
     (store / "zarr.json").write_text(text)
-    with pytest.raises(PlanError, match="not an overlap store that can be read"):
+    with pytest.raises(PlanError, match=r"not an overlap store that can be read|has format None"):
         queries.stats_of(store)
+
+
+@pytest.mark.parametrize("key", ["digest", "described", "tallies", "stored", "found"])
+@pytest.mark.parametrize("value", [None, 5, ["x"]])
+def test_a_store_whose_attributes_are_not_what_they_should_be_is_a_clear_error(
+    store: Path, key: str, value: object
+) -> None:
+    whole = json.loads((store / "zarr.json").read_text())
+    whole["attributes"][key] = value
+    (store / "zarr.json").write_text(json.dumps(whole))
+    if (key, value) in (("digest", None), ("digest", 5), ("digest", ["x"]), ("found", ["x"])):
+        return  # any text will do there
+    with pytest.raises((PlanError, IntegrityError)):
+        queries.stats_of(store)
+
+
+@pytest.mark.parametrize("loss", ["changed/c/0/0", "journal.jsonl"])
+def test_a_merge_does_not_trust_a_store_that_lost_something(
+    store: Path, model: list[Path], tmp_path: Path, loss: str
+) -> None:
+    (store / loss).unlink()
+    with pytest.raises(IntegrityError, match=r"is missing or cut|lost its journal"):
+        merge(plan_of(model), tmp_path / "out", store=store)
+
+
+def test_a_subset_is_named_by_this_runs_labels(
+    store: Path, model: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = model[1].rename(model[1].with_name("else"))
+    words = [
+        "stats",
+        *map(str, (model[0], other, model[2])),
+        "--store",
+        str(store),
+        "--agents",
+        "else",
+        "--json",
+    ]
+    cli.cli([*words, "-q"], standalone_mode=False)
+    (agent,) = json.loads(capsys.readouterr().out)["agents"]
+    assert (agent["label"], agent["changed"]) == ("else", queries.stats_of(store)["agents"][0]["changed"])
+
+
+def test_others_may_read_a_store_during_pass_2(model: list[Path], tmp_path: Path) -> None:
+    read: list[int] = []
+    path = tmp_path / "store.zarr"
+
+    def ask() -> None:
+        read.append(int(count(plan_of(model).count, Limits(), path)[1]["overlap"].sum()))
+
+    merge(plan_of(model), tmp_path / "out", store=path, listener=at_merging(ask))
+    assert read[0] > 0
 
 
 def test_a_reused_store_speaks_of_this_runs_agents(store: Path, model: list[Path], tmp_path: Path) -> None:
@@ -345,6 +399,94 @@ def test_coefficients_that_are_not_finite_are_refused(model: list[Path], tmp_pat
     count(plan_of(twice).count, Limits(), tmp_path / "store.zarr")
     with pytest.raises(UsageError, match="not a finite number"):
         queries.stats_of(tmp_path / "store.zarr", RamPlus(r=1e308, alpha=1e10))
+
+
+def test_output_dtype_decides_the_merge_also_where_no_weight_changes(
+    model: list[Path], tmp_path: Path
+) -> None:
+    (model[0] / "config.json").write_text('{"torch_dtype": "float32"}')
+    merge(plan_of(model), tmp_path / "out")
+    assert not merge(plan_of(model, dtype=Dtype.F8_E4M3), tmp_path / "out", overwrite=True).already_complete
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"torch_dtype": "float8_e4m3fn"}
+
+
+def test_the_record_names_the_output_dtype(model: list[Path], tmp_path: Path) -> None:
+    merge(plan_of(model, dtype=Dtype.F32), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "ramstream.json").read_text())["options"]["dtype"] == "F32"
+
+
+def test_a_linked_work_folder_is_refused_at_once(model: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out.ramstream").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PlanError, match="is a mount point or a link"):
+        merge(plan_of(model), tmp_path / "out")
+
+
+def test_a_complete_staged_output_is_not_dropped_before_a_refusal(
+    model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge(plan_of(model), tmp_path / "out")
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if path.name == "out" and path.parent.name == "out.ramstream":
+            raise Stop
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(Stop):
+        merge(plan_of(model, r=0.5), tmp_path / "out", overwrite=True)
+    monkeypatch.undo()
+    with pytest.raises(PlanError, match="use --overwrite"):
+        merge(plan_of(model, r=0.9), tmp_path / "out")
+    assert (tmp_path / "out.ramstream" / "out" / "ramstream.json").exists()
+    merge(plan_of(model, r=0.5), tmp_path / "out", overwrite=True)
+    assert queries.open_counts(tmp_path / "out").used["r"] == 0.5
+
+
+def test_an_output_that_lost_a_file_is_merged_again(model: list[Path], tmp_path: Path) -> None:
+    merge(plan_of(model), tmp_path / "out")
+    before = promised(tmp_path / "out")
+    (tmp_path / "out" / "model.safetensors").unlink()
+    with pytest.raises(PlanError, match="use --overwrite"):
+        merge(plan_of(model), tmp_path / "out")
+    assert not merge(plan_of(model), tmp_path / "out", overwrite=True).already_complete
+    assert promised(tmp_path / "out") == before
+
+
+def test_what_is_finished_needs_no_space(
+    model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge(plan_of(model), tmp_path / "out")
+    monkeypatch.setattr("ramstream.engine.disk.free_disk", lambda _: 0)
+    assert forecast(plan_of(model), tmp_path / "out", Limits())["passes"] == 0
+    assert merge(plan_of(model), tmp_path / "out").already_complete
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("encoded_tallies", "x"),
+        ("encoded_tallies", 5),
+        ("files", []),
+        ("files", [{}]),
+        ("method", []),
+        ("side_files", []),
+        ("checksums", []),
+        ("described", {}),
+        ("merged", [{}]),
+        ("summary", None),
+    ],
+)
+def test_an_edited_record_is_a_clear_error(
+    model: list[Path], tmp_path: Path, key: str, value: object
+) -> None:
+    merge(plan_of(model), tmp_path / "out")
+    path = tmp_path / "out" / "ramstream.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    for ask in (queries.stats_of, verify_output):
+        with pytest.raises(PlanError, match="cannot be read"):
+            ask(tmp_path / "out")
 
 
 def test_a_store_that_is_named_and_not_kept_is_refused(model: list[Path], tmp_path: Path) -> None:

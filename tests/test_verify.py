@@ -125,7 +125,7 @@ def test_the_structure_shows_it(
     report = json.loads(printed.out)
     assert report["ok"] is False
     assert report["problems"][0].startswith(said)
-    assert "is not what was written; merge again" in printed.err
+    assert "is not what was written; restore it from a copy" in printed.err
 
 
 def test_a_missing_file_does_not_hide_a_flipped_byte_in_another(out: Path) -> None:

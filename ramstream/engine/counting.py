@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from ramstream.engine.limits import Capacity, Limits, capacity
 from ramstream.engine.passes import Books, run_pass
 from ramstream.engine.place import refuse_overlap
 from ramstream.engine.worker import Setup
-from ramstream.errors import ContentError
+from ramstream.errors import ContentError, IntegrityError
 from ramstream.overlap import JOURNAL, LOCK, OverlapStore
 from ramstream.plan import CountPlan, Described
 from ramstream.tallies import Tallies
@@ -52,26 +52,36 @@ def _count_into(
     store: Path, plan: CountPlan, found: Capacity, listener: Listener
 ) -> tuple[Described, Tallies]:
     refuse_overlap(store, plan, "the store")
-    try:
-        with durable.disk_full_is_an_error(store), open_store(store, plan, bits=True) as (kept, ledger):
-            compare_inputs(plan, ledger, found, listener)
-            if not kept.complete:
-                books = Books(Setup(plan, found.io, kept.path), ledger, None, listener)
-                kept.finish(*count_pass(books, found.workers), ledger.changed_grains())
-            return kept.described_as(plan), kept.tallies()
-    except ContentError:
-        folder.remove(store)
-        raise
+    with durable.disk_full_is_an_error(store), open_store(store, plan, bits=True) as (kept, ledger, _):
+        compare_inputs(plan, ledger, found, listener)
+        if not kept.complete:
+            books = Books(Setup(plan, found.io, kept.path), ledger, None, listener)
+            kept.finish(*count_pass(books, found.workers), ledger.changed_grains())
+        return kept.described_as(plan), kept.tallies()
 
 
 @contextmanager
-def open_store(path: Path, plan: CountPlan, bits: bool) -> Iterator[tuple[OverlapStore, CountLedger]]:
-    """The store for a plan, made if there is none, with its ledger; held alone while it is not complete."""
+def open_store(
+    path: Path, plan: CountPlan, bits: bool
+) -> Iterator[tuple[OverlapStore, CountLedger, Callable[[], None]]]:
+    """The store for a plan, made if there is none, its ledger, and what lets other readers in.
+
+    It is held alone while it is not complete. IntegrityError where a complete one lacks something. On ContentError
+    an incomplete one is removed: it could never be completed.
+    """
     complete = OverlapStore.open_for(path, plan, bits).complete
-    with durable.lock(path / LOCK, str(path), shared=complete):
-        ledger = CountLedger(path / JOURNAL, plan)
+    with durable.lock(path / LOCK, str(path), shared=complete) as share:
+        store, ledger = OverlapStore(path), CountLedger(path / JOURNAL, plan)
         try:
-            yield OverlapStore(path), ledger
+            if store.complete:
+                store.check_bits()
+                if not ledger.complete:
+                    raise IntegrityError(f"{path} lost its journal; copy the store again, or remove it")
+            yield store, ledger, share
+        except ContentError:
+            if not store.complete:
+                folder.remove(path)
+            raise
         finally:
             ledger.close()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ramstream import memory, overlap
 from ramstream.engine.place import Place
-from ramstream.errors import DiskFullError
+from ramstream.errors import DiskFullError, PlanError
 from ramstream.plan import MergePlan
 
 
@@ -24,7 +24,7 @@ def check_disk(plan: MergePlan, place: Place, store: Path | None) -> None:
     """
     side = sum(file.size for file in plan.side_files)
     parts = [(place.out.parent, plan.written + side - _allocated(place.staged))]
-    if store is not None:
+    if store is not None and not _is_complete(store):
         parts.append((store, overlap.projected_size(plan.count) - _allocated(store)))
     needs: dict[int, int] = {}
     for path, need in parts:
@@ -33,8 +33,15 @@ def check_disk(plan: MergePlan, place: Place, store: Path | None) -> None:
         if needs[disk] > (free := free_disk(path)):
             raise DiskFullError(
                 f"{path}: the run writes {memory.mebibytes(needs[disk])} there and {memory.mebibytes(free)} are "
-                "free; free some space, choose another disk, or use --no-keep-store"
+                f"free; free some space, choose another disk{', or use --no-keep-store' if store else ''}"
             )
+
+
+def _is_complete(store: Path) -> bool:
+    try:
+        return overlap.OverlapStore(store).complete
+    except PlanError:
+        return False
 
 
 def _existing(path: Path) -> Path:

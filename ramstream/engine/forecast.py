@@ -7,7 +7,7 @@ from typing import Any
 
 from ramstream import overlap
 from ramstream.engine.disk import free_disk
-from ramstream.engine.limits import Limits
+from ramstream.engine.limits import Limits, capacity
 from ramstream.engine.merging import keeps_store, preflight
 from ramstream.engine.place import Place
 from ramstream.errors import PlanError
@@ -30,7 +30,8 @@ def forecast(
     place, count = Place.of(out), plan.count
     keep = keeps_store(count, store, keep_store)
     finished = place.finished(plan) is not None
-    found = preflight(plan, place, limits, store, keep, overwrite or finished)
+    check = (plan, place, limits, store, keep, overwrite)
+    found = capacity(limits, count, plan) if finished else preflight(*check)
     passes = 0 if finished else 1 if _is_counted(store or place.store, plan) else 2
     kept = overlap.projected_size(count) if keep else 0
     read, written = passes * count.bytes_read, 0 if finished else plan.written

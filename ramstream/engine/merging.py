@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,15 +70,13 @@ def merge(
         stack.enter_context(durable.disk_full_is_an_error(place.work))
         durable.make_folder(place.work)
         stack.enter_context(durable.lock(place.lock, str(place.work)))
-        dropped = place.claim(plan)
-        place.refuse_existing(plan, overwrite)  # again: claiming may have given a former output its name back
-        if dropped:
+        if place.claim(plan, overwrite):
             listener(Note("an unfinished output made with other parameters was dropped; its counts are used"))
         if not place.published(plan):
             try:
                 _build(plan, place, found, store or place.store, keep, listener, began)
             except ContentError:
-                place.give_up(store or place.store)
+                place.give_up()
                 raise
             place.publish(overwrite)
         place.clear(keep_store=keep)
@@ -98,7 +97,8 @@ def preflight(
     found = capacity(limits, plan.count, plan)
     if store is not None and store.exists():
         OverlapStore(store).refuse_other(plan.count, keep)
-    check_disk(plan, place, (store or place.store) if keep else None)
+    if not place.published(plan):
+        check_disk(plan, place, (store or place.store) if keep else None)
     return found
 
 
@@ -113,10 +113,10 @@ def _build(
 ) -> None:
     """Do what is left of both passes, and of everything beside the weights."""
     with ExitStack() as stack:
-        kept, counts = stack.enter_context(open_store(store, plan.count, keep))
+        kept, counts, share = stack.enter_context(open_store(store, plan.count, keep))
         merges = MergeLedger(place.journal, plan)
         stack.callback(merges.close)
-        run = _Run(plan, place, found, kept, counts, merges, listener)
+        run = _Run(plan, place, found, kept, counts, share, merges, listener)
         if not merges.publishing:
             run.passes()
             run.complete(time.monotonic() - began)
@@ -145,6 +145,8 @@ class _Run:
     capacity: Capacity
     store: OverlapStore
     counts: CountLedger
+    share: Callable[[], None]
+    """Lets other readers use the store."""
     merges: MergeLedger
     listener: Listener
 
@@ -156,6 +158,7 @@ class _Run:
             setup = Setup(self.plan.count, self.capacity.io, self._bits())
             books = Books(setup, self.counts, None, self.listener)
             self.store.finish(*count_pass(books, workers), self.counts.changed_grains())
+            self.share()
         if self.store.complete:
             self._merge_pass("merging", method.coefficients(self.store.tallies()["overlap"]))
             return

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramstream import durable, folder
+from ramstream import durable, folder, writer
 from ramstream.errors import IntegrityError, JournalError, PlanError
 from ramstream.overlap import OverlapStore
 from ramstream.plan import CountPlan, MergePlan, differences
@@ -42,7 +43,7 @@ class Place:
         except OSError as error:
             raise PlanError(f"{place.work} cannot be made: {error.strerror}; choose another place") from error
         for mine in (place.out, place.work):
-            if os.path.ismount(mine) or (mine.is_symlink() and mine is place.work):
+            if os.path.ismount(mine) or (mine == place.work and mine.is_symlink()):
                 raise PlanError(
                     f"{mine} is a mount point or a link and cannot be renamed; choose a folder in it"
                 )
@@ -123,7 +124,8 @@ class Place:
             record = Record.read(self.out)
         except PlanError:
             return None
-        return record if record.merge_digest == plan.digest else None
+        same = record.merge_digest == plan.digest and writer.intact(self.out, plan.outputs)
+        return record if same else None
 
     def refuse_existing(self, plan: MergePlan, overwrite: bool) -> None:
         """PlanError where something stands at OUT that may not be replaced.
@@ -144,11 +146,12 @@ class Place:
         signs = (folder.RECORD, "config.json", "*.safetensors", "*.safetensors.index.json")
         return not any(self.out.iterdir()) or any(any(self.out.glob(sign)) for sign in signs)
 
-    def claim(self, plan: MergePlan) -> bool:
+    def claim(self, plan: MergePlan, overwrite: bool) -> bool:
         """Take over what an earlier run left, as far as it belongs to this merge, and drop the rest of it.
 
         Whether an unfinished output of the same counts, made otherwise, was dropped. JournalError where it is
-        another merge's, IntegrityError where the inputs changed under it.
+        another merge's, IntegrityError where the inputs changed under it, PlanError where a former output that got
+        its name back may not be replaced; nothing is dropped then.
         """
         before = self._unfinished()
         if before is None:
@@ -159,6 +162,8 @@ class Place:
             if self.old.exists() and not os.path.lexists(self.out):
                 # A kill came between the two renames of publishing: the former output gets its name back.
                 self.old.rename(self.out)
+                durable.sync(self.out.parent)
+            self.refuse_existing(plan, overwrite)
             self._refuse_other_counts(plan.count, before)
             folder.remove(self.journal)  # first: it vouches for what is staged
             folder.remove(self.staged)
@@ -232,10 +237,8 @@ class Place:
             durable.sync(self.work)
             durable.sync(self.out.parent)
 
-    def give_up(self, store: Path) -> None:
-        """Drop a run that can never finish, with its unfinished store; what was there before it comes back."""
-        if not OverlapStore(store).complete:
-            folder.remove(store)
+    def give_up(self) -> None:
+        """Drop a run that can never finish; the store that was there before it comes back."""
         if self.set_aside.exists():
             folder.remove(self.store)
             self.set_aside.rename(self.store)
@@ -255,7 +258,7 @@ class Place:
         durable.sync(self.work)
         folder.remove(self.plan)
         folder.remove(self.lock)
-        if not any(self.work.iterdir()):
+        with suppress(OSError):  # a kept store is in it, or another run has just begun
             self.work.rmdir()
         durable.sync(self.out.parent)
 

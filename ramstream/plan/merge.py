@@ -82,6 +82,7 @@ class MergePlan:
             "counts": self.count.digest,
             "method": self.method.name(),
             "parameters": self.method.parameters(),
+            "dtype": None if self.dtype is None else self.dtype.name,
             "outputs": [[file.name, hashlib.sha256(file.header).hexdigest()] for file in self.outputs],
             "side files": [[file.name, file.sha256] for file in self.side_files],
         }
