@@ -25,6 +25,7 @@ from ramstream.kernels import jit
 from ramstream.methods.ram import Ram
 from ramstream.methods.ram_plus import RamPlus
 from ramstream.overlap import OverlapStore
+from ramstream.plan import MergePlan
 from ramstream.types import GRAIN, Dtype
 from ramstream.verify import verify_output
 
@@ -362,12 +363,8 @@ def test_a_folder_that_is_no_model_is_not_overwritten(model: list[Path], tmp_pat
     assert (tmp_path / "docs" / "a").exists()
 
 
-def test_the_former_output_gets_its_name_back(
-    model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A kill between the two renames of publishing, and then another merge of other agents to the same OUT."""
-    merge(plan_of(model), tmp_path / "out")
-    before = promised(tmp_path / "out")
+def killed_between_the_renames(plan: MergePlan, out: Path) -> None:
+    """A merge over a former output that ends after that one lost its name and before the new one has it."""
     rename = Path.rename
 
     def killed(path: Path, target: Path) -> Path:
@@ -375,10 +372,17 @@ def test_the_former_output_gets_its_name_back(
             raise Stop
         return rename(path, target)
 
-    monkeypatch.setattr(Path, "rename", killed)
-    with pytest.raises(Stop):
-        merge(plan_of(model, r=0.9), tmp_path / "out", overwrite=True)
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(Stop):
+            merge(plan, out, overwrite=True)
+
+
+def test_the_former_output_gets_its_name_back(model: list[Path], tmp_path: Path) -> None:
+    """A kill between the two renames of publishing, and then another merge of other agents to the same OUT."""
+    merge(plan_of(model), tmp_path / "out")
+    before = promised(tmp_path / "out")
+    killed_between_the_renames(plan_of(model, r=0.9), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(JournalError, match="holds an unfinished merge of something else"):
         merge(plan_of(model[:2]), tmp_path / "out", overwrite=True)
@@ -422,21 +426,9 @@ def test_a_linked_work_folder_is_refused_at_once(model: list[Path], tmp_path: Pa
         merge(plan_of(model), tmp_path / "out")
 
 
-def test_a_complete_staged_output_is_not_dropped_before_a_refusal(
-    model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_complete_staged_output_is_not_dropped_before_a_refusal(model: list[Path], tmp_path: Path) -> None:
     merge(plan_of(model), tmp_path / "out")
-    rename = Path.rename
-
-    def killed(path: Path, target: Path) -> Path:
-        if path.name == "out" and path.parent.name == "out.ramstream":
-            raise Stop
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", killed)
-    with pytest.raises(Stop):
-        merge(plan_of(model, r=0.5), tmp_path / "out", overwrite=True)
-    monkeypatch.undo()
+    killed_between_the_renames(plan_of(model, r=0.5), tmp_path / "out")
     with pytest.raises(PlanError, match="use --overwrite"):
         merge(plan_of(model, r=0.9), tmp_path / "out")
     assert (tmp_path / "out.ramstream" / "out" / "ramstream.json").exists()
