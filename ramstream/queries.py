@@ -35,7 +35,7 @@ class Counts:
     def method(self, name: str | None = None, parameters: Mapping[str, str] | None = None) -> Method:
         """A method as the command line spells it; what is not said is as in the merge, or the default.
 
-        UsageError where epsilon is another than it was counted with.
+        UsageError for a method or parameter that there is not.
         """
         defaults = {"epsilon": repr(self.described.epsilon)}
         if name in (None, self.used.get("name")):

@@ -228,7 +228,7 @@ def _warnings(result: dict[str, Any], described: Described) -> Iterator[str]:
             )
         if not agent["changed"]:
             yield f"{agent['label']} changed no merged element by more than {described.epsilon:g}"
-    for pair in result.get("pairs", ()):
+    for pair in result["pairs"]:
         if pair["identical"]:
             yield f"{pair['agents'][0]} and {pair['agents'][1]} are identical in every merged element"
     if agents and not any(agent["changed"] for agent in agents):

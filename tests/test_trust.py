@@ -295,20 +295,15 @@ def test_counts_of_single_elements_can_be_read(store: Path, model: list[Path]) -
         queries.overlap_counts(OverlapStore(store), "v")
 
 
+def merge_command(sources: list[Path], out: Path) -> list[str]:
+    return [sys.executable, "-m", "ramstream", "merge", *map(str, sources), "-o", str(out), "-q"]
+
+
 def test_more_files_than_may_be_open_are_no_trouble(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     shards = {f"t{i}": Tensor("F32", (5,), random_bits(rng, "F32", 5)) for i in range(150)}
     paths = write_family(tmp_path / "in", shards, [shards, shards], shards=150)
-    command = [
-        sys.executable,
-        "-m",
-        "ramstream",
-        "merge",
-        *map(str, paths),
-        "-o",
-        str(tmp_path / "out"),
-        "-q",
-    ]
+    command = merge_command(paths, tmp_path / "out")
     limited = subprocess.run(
         ["bash", "-c", 'ulimit -n 64; exec "$@"', "_", *command], capture_output=True, text=True
     )
@@ -517,16 +512,7 @@ def test_kernels_compile_uncached_where_nothing_can_be_cached(monkeypatch: pytes
 
 
 def test_a_closed_stdout_loses_nothing(model: list[Path], tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "ramstream",
-        "merge",
-        *map(str, model),
-        "-o",
-        str(tmp_path / "out"),
-        "-q",
-    ]
+    command = merge_command(model, tmp_path / "out")
     done = subprocess.run(["bash", "-c", 'exec "$@" >&-', "_", *command], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "out" / "ramstream.json").exists()

@@ -40,8 +40,8 @@ def count(
         ledger = CountLedger(Path(path) / JOURNAL, plan, durable=False)
         try:
             input_stats(plan)
-            books = Books(Setup(plan, found.io), ledger, None, listener, durable=False)
-            tallies, notes = count_pass(books, found.workers)
+            setup = Setup(plan, found.io)
+            tallies, notes = count_pass(setup, ledger, found.workers, listener, durable=False)
         finally:
             ledger.close()
     described = Described.of(plan)
@@ -55,8 +55,8 @@ def _count_into(
     with durable.disk_full_is_an_error(store), open_store(store, plan, bits=True) as (kept, ledger, _):
         compare_inputs(plan, ledger, found, listener)
         if not kept.complete:
-            books = Books(Setup(plan, found.io, kept.path), ledger, None, listener)
-            kept.finish(*count_pass(books, found.workers), ledger.changed_grains())
+            counted = count_pass(Setup(plan, found.io, kept.path), ledger, found.workers, listener)
+            kept.finish(*counted, ledger.changed_grains())
         return kept.described_as(plan), kept.tallies()
 
 
@@ -86,13 +86,15 @@ def open_store(
             ledger.close()
 
 
-def count_pass(books: Books, workers: int) -> tuple[Tallies, list[str]]:
+def count_pass(
+    setup: Setup, ledger: CountLedger, workers: int, listener: Listener, durable: bool = True
+) -> tuple[Tallies, list[str]]:
     """Count the units that are not yet counted, and refuse what cannot be merged; the tallies, and notes."""
-    ledger, plan = books.counts, books.setup.count
+    books = Books(setup, ledger, None, listener, durable)
     left = np.flatnonzero(~ledger.done).tolist()
     run_pass("counting", books, left, lambda unit: ledger.work(unit, merge=False, skip=True), workers)
     tallies = ledger.tallies()
-    return tallies, check_counts(plan, ledger, tallies)
+    return tallies, check_counts(setup.count, ledger, tallies)
 
 
 def compare_inputs(plan: CountPlan, ledger: Ledger, found: Capacity, listener: Listener) -> None:
@@ -104,11 +106,8 @@ def compare_inputs(plan: CountPlan, ledger: Ledger, found: Capacity, listener: L
     stats = input_stats(plan)
     if ledger.inputs not in (None, stats) and ledger.done.any():
         listener(Note("input files were touched since they were read; comparing their contents"))
-        with TemporaryDirectory(prefix="ramstream-") as path:
-            nothing = CountLedger(Path(path) / JOURNAL, plan, durable=False)
-            books = Books(Setup(plan, found.io), nothing, None, listener, durable=False)
-            run_pass("checking", books, np.flatnonzero(ledger.done).tolist(), ledger.check, found.workers)
-            nothing.close()
+        books = Books(Setup(plan, found.io), None, None, listener)
+        run_pass("checking", books, np.flatnonzero(ledger.done).tolist(), ledger.check, found.workers)
     ledger.note_inputs(stats)
 
 

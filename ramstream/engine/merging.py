@@ -156,8 +156,8 @@ class _Run:
         method, workers = self.plan.method, self.capacity.workers
         if not self.store.complete and method.needs_counts:
             setup = Setup(self.plan.count, self.capacity.io, self._bits())
-            books = Books(setup, self.counts, None, self.listener)
-            self.store.finish(*count_pass(books, workers), self.counts.changed_grains())
+            counted = count_pass(setup, self.counts, workers, self.listener)
+            self.store.finish(*counted, self.counts.changed_grains())
             self.share()
         if self.store.complete:
             self._merge_pass("merging", method.coefficients(self.store.tallies()["overlap"]))

@@ -32,7 +32,8 @@ class Books:
     """
 
     setup: Setup
-    counts: CountLedger
+    counts: CountLedger | None
+    """None where nothing is counted, only checksums are compared."""
     merges: MergeLedger | None
     listener: Listener
     durable: bool = True
@@ -55,7 +56,7 @@ class Books:
                 files = [file for result in results for file in result.files]
                 writer.sync_files(self.setup.out, self.setup.merge.outputs, files)
         counted = [result for result in results if result.counted]
-        if counted:
+        if counted and self.counts is not None:
             self.counts.add([CountLedger.line(result) for result in counted])
         merged = [result for result in results if result.output is not None]
         if merged and self.merges is not None:
