@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ramstream.checkpoint import Checkpoint
-    from ramstream.engine import Limits, count, merge
+    from ramstream.engine.counting import count
+    from ramstream.engine.limits import Limits
+    from ramstream.engine.merging import merge
     from ramstream.errors import RamstreamError
     from ramstream.methods.ram import Ram
     from ramstream.methods.ram_plus import RamPlus
@@ -24,14 +26,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Checkpoint": "checkpoint",
-    "Limits": "engine",
+    "Limits": "engine.limits",
     "MatchOptions": "plan",
     "OverlapStore": "overlap",
     "Ram": "methods.ram",
     "RamPlus": "methods.ram_plus",
     "RamstreamError": "errors",
-    "count": "engine",
-    "merge": "engine",
+    "count": "engine.counting",
+    "merge": "engine.merging",
     "plan_counts": "planning",
     "plan_merge": "planning",
     "stats_of": "queries",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -22,6 +24,8 @@ _STOPPED = "stopped; the same command goes on from here"
 def main() -> NoReturn:
     """Run `ramstream`; every error a user can cause is one message and its exit code, never a traceback."""
     signal.signal(signal.SIGTERM, _terminated)
+    gc.set_threshold(100_000)  # loading numba and zarr takes a fifth longer with the collector's usual zeal
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # nothing here uses it, and its threads would spin
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no λ shows a question mark
@@ -72,8 +76,8 @@ _matching = _options(
 _resources = _options(
     click.option("--memory", metavar="SIZE", help="Largest resident set; by default a quarter of RAM, up to 4GB."),
     click.option("--workers", type=int, metavar="N", help="Worker threads, by default one a core."),
-    click.option("--io", type=click.Choice(["mmap", "pread"]), default="mmap", show_default=True,
-                 help="How checkpoints are read; pread for network file systems."),
+    click.option("--io", type=click.Choice(["pread", "mmap"]), default="pread", show_default=True,
+                 help="How checkpoints are read: into reused buffers, or as mappings."),
 )  # fmt: skip
 
 _parameters = click.option(

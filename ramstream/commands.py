@@ -14,7 +14,8 @@ from ramstream.errors import UsageError
 from ramstream.types import parse_dtype
 
 if TYPE_CHECKING:
-    from ramstream.engine import Limits, Outcome
+    from ramstream.engine.limits import Limits
+    from ramstream.engine.merging import Outcome
     from ramstream.plan import MatchOptions, MergePlan
 
 
@@ -47,7 +48,7 @@ def _match_options(options: dict[str, Any]) -> MatchOptions:
 
 
 def _limits(options: dict[str, Any]) -> Limits:
-    from ramstream.engine import Limits
+    from ramstream.engine.limits import Limits
 
     return Limits(options["memory"], options["workers"], options.get("device", "cpu"), options["io"])
 
@@ -69,7 +70,12 @@ def plan_from(base: str, agents: Sequence[str], options: dict[str, Any]) -> tupl
 def run_merge(plan: MergePlan, out: Path, limits: Limits, options: dict[str, Any]) -> Outcome:
     """Run `ramstream merge` with progress on stderr."""
     from ramstream.console import progress
-    from ramstream.engine import merge
+    from ramstream.engine.ahead import head_start
+    from ramstream.engine.place import Place
+
+    if Place.of(out).is_fresh:
+        head_start(plan.count)
+    from ramstream.engine.merging import merge
 
     with progress(options["quiet"], options["verbose"]) as listener:
         return merge(
@@ -110,7 +116,7 @@ def _stats_of_checkpoints(targets: Sequence[str], options: dict[str, Any]) -> di
     from ramstream import queries
     from ramstream.checkpoint import open_all
     from ramstream.console import progress
-    from ramstream.engine import count
+    from ramstream.engine.counting import count
     from ramstream.overlap import OverlapStore
     from ramstream.planning import plan_counts
     from ramstream.statistics import statistics

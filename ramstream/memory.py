@@ -50,8 +50,8 @@ def bits(agents: int) -> int:
 
 
 def output(itemsize: int) -> int:
-    """The range one worker writes at a time: a grain of output, or a copied range of as many elements."""
-    return GRAIN * itemsize
+    """What one worker writes at a time: a strip of output elements."""
+    return STRIP * itemsize
 
 
 def worker(agents: int, itemsize: int, out_itemsize: int, kernels: int, staging: int = 0) -> int:

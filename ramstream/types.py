@@ -15,8 +15,7 @@ ALIGNMENT = 64
 """Every merged tensor starts on a multiple of this many elements, so its bits start on a 64-bit word."""
 
 BYTE_RANGE = GRAIN
-"""Bytes of copied tensors that are one unit of work; as many as a grain has elements, so that one buffer of
-GRAIN output elements holds either, whatever is converted."""
+"""Bytes of copied tensors that are one unit of work."""
 
 STRIP = 1 << 18
 """Elements a worker holds at a time of every source: a few hundred KiB each, which stay in the cache."""

@@ -16,8 +16,9 @@ import reference
 from numpy.typing import NDArray
 
 from ramstream import Checkpoint, Limits, merge, plan_merge
-from ramstream.engine import Outcome, passes
+from ramstream.engine import passes
 from ramstream.engine.events import Advanced, Event, PassBegan
+from ramstream.engine.merging import Outcome
 from ramstream.methods import create
 from ramstream.overlap import OverlapStore
 from ramstream.plan import MatchOptions, MergePlan

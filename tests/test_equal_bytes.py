@@ -23,7 +23,7 @@ from runs import (
 )
 
 from ramstream import Limits, count
-from ramstream.engine import capacity
+from ramstream.engine.limits import capacity
 from ramstream.errors import BudgetError, CheckpointError
 from ramstream.overlap import OverlapStore
 from ramstream.plan import MatchOptions

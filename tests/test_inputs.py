@@ -24,10 +24,10 @@ import numpy as np
 import pytest
 from folders import Model, Tensor, agents_of, folder, merged, normal, raw, read, tensor, trained, weights
 
-from ramstream import cli, engine, memory
+from ramstream import Limits, cli, memory
 from ramstream import folder as side_files
 from ramstream.checkpoint import open_all
-from ramstream.engine import disk
+from ramstream.engine import disk, merging
 from ramstream.engine.events import Event, Note
 from ramstream.errors import CheckpointError, DiskFullError, PlanError
 from ramstream.methods import Method
@@ -71,7 +71,7 @@ def plan_of(sources: list[Path], method: Method | None = None, **words: Any) -> 
 def run_merge(*sources: Path, method: Method | None = None, **words: Any) -> Done:
     """Merge folders or files into `out` beside the first; words are match options, or what is named here."""
     out = words.pop("out", sources[0].parent / "out")
-    overwrite, limits = words.pop("overwrite", False), words.pop("limits", engine.Limits(workers=2))
+    overwrite, limits = words.pop("overwrite", False), words.pop("limits", Limits(workers=2))
     notes: list[str] = []
 
     def listen(event: Event) -> None:
@@ -79,7 +79,7 @@ def run_merge(*sources: Path, method: Method | None = None, **words: Any) -> Don
             notes.append(event.text)
 
     plan = plan_of(list(sources), method, **words)
-    outcome = engine.merge(plan, out, limits, overwrite=overwrite, listener=listen)
+    outcome = merging.merge(plan, out, limits, overwrite=overwrite, listener=listen)
     assert not verify_output(outcome.out, read_data=True).problems
     return Done(outcome.out, outcome.summary, notes, outcome.already_complete)
 
@@ -186,7 +186,7 @@ LAYOUTS = [_one_file, _one_folder, _shards, _odd_shards, _reversed, _unaligned]
 def test_agents_in_any_layout_are_merged_by_name(layout, io: str, tmp_path: Path) -> None:
     sources = [folder(tmp_path / "base", BASE)]
     sources += [layout(tmp_path / f"agent-{t}", agent) for t, agent in enumerate(AGENTS)]
-    done = run_merge(*sources, limits=engine.Limits(workers=1, io=io))
+    done = run_merge(*sources, limits=Limits(workers=1, io=io))
     assert read(done.out) == merged(BASE, AGENTS, r=0)
 
 
@@ -949,7 +949,7 @@ def test_one_tensor_larger_than_the_memory_budget(tmp_path: Path, monkeypatch: p
     base = {"x": normal(3, 5), "huge": Tensor("BF16", (times, 1 << 16), part.data * times), "y": normal(4, 7)}
     agent = base | {"huge": Tensor("BF16", (times, 1 << 16), changed.data * times)}
     assert len(base["huge"].data) > 32 * 10**6
-    done = merge_models(tmp_path, base, [agent], limits=engine.Limits(memory="32MB", workers=2))
+    done = merge_models(tmp_path, base, [agent], limits=Limits(memory="32MB", workers=2))
     assert done.summary["projected_memory"] <= 32 * 10**6
     wanted = merged({"huge": part}, [{"huge": changed}], r=0)["huge"].data * times
     assert read(done.out) == base | {"huge": Tensor("BF16", (times, 1 << 16), wanted)}
@@ -972,7 +972,7 @@ def test_ten_thousand_tiny_tensors(tmp_path: Path) -> None:
     began = time.monotonic()
     plan = plan_of(sources, RamPlus())
     planned = time.monotonic() - began
-    engine.merge(plan, tmp_path / "out", engine.Limits(workers=2))
+    merging.merge(plan, tmp_path / "out", Limits(workers=2))
     assert planned < 5
     assert time.monotonic() - began < 30
     few = names[:300]
@@ -1321,7 +1321,7 @@ def test_side_file_changed_after_planning_is_refused(tmp_path: Path) -> None:
     plan = plan_of([base, folder(tmp_path / "agent", AGENTS[0])])
     (base / "tokenizer.json").write_text("2")
     with pytest.raises(Exception, match=r"tokenizer.json changed since the merge was planned"):
-        engine.merge(plan, tmp_path / "out")
+        merging.merge(plan, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -28,8 +28,8 @@ def test_a_strip_is_resident_once_mapped_and_once_copied() -> None:
     assert memory.strips(4, 2) == 2 * 5 * STRIP * 2 + slack
 
 
-def test_the_output_buffer_holds_a_grain() -> None:
-    assert memory.output(8) == GRAIN * 8
+def test_the_output_buffer_holds_a_strip() -> None:
+    assert memory.output(8) == STRIP * 8
 
 
 def test_bits_are_counted_with_the_copies_that_writing_makes() -> None:

@@ -11,9 +11,8 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramstream import cli, queries
+from ramstream import Limits, cli, count, merge, queries
 from ramstream.checkpoint import Checkpoint
-from ramstream.engine import Limits, count, merge
 from ramstream.errors import JournalError, PlanError
 from ramstream.methods.ram_plus import RamPlus
 from ramstream.overlap import OverlapStore

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from runs import Stop, Tensor, plan_of, promised, random_bits, small_steps, stopped, write_family
 
-from ramstream import cli, queries
+from ramstream import Limits, cli, count, merge, queries
 from ramstream.checkpoint import Checkpoint
-from ramstream.engine import Limits, count, merge, passes
+from ramstream.engine import passes
 from ramstream.engine.disk import check_disk
 from ramstream.engine.events import Event, Note, PassBegan
 from ramstream.engine.forecast import forecast

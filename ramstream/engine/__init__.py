@@ -1,11 +1,4 @@
 """Run a plan: two streaming passes, workers, and the order of durable steps that lets a killed run go on.
 
-from ramstream.engine import Limits, merge
-merge(plan, "out", Limits(memory="2GB"))
+Nothing is imported here: a plan is made, and its first bytes asked for, before `merging` loads numba and zarr.
 """
-
-from ramstream.engine.counting import count
-from ramstream.engine.limits import Capacity, Limits, capacity
-from ramstream.engine.merging import KEEP_STORE_LIMIT, Outcome, keeps_store, merge
-
-__all__ = ["KEEP_STORE_LIMIT", "Capacity", "Limits", "Outcome", "capacity", "count", "keeps_store", "merge"]

@@ -9,7 +9,6 @@ from typing import Literal
 
 from ramstream import memory
 from ramstream.errors import UsageError
-from ramstream.kernels import host
 from ramstream.plan import CountPlan, MergePlan
 from ramstream.tallies import tally_dtype
 from ramstream.types import ITEMSIZE
@@ -28,7 +27,7 @@ class Limits:
     memory: str | int | None = None
     workers: int | None = None
     device: str = "auto"
-    io: Literal["mmap", "pread"] = "mmap"
+    io: Literal["mmap", "pread"] = "pread"
 
     def budget(self) -> int:
         """Bytes the resident set may take."""
@@ -58,6 +57,8 @@ class Capacity:
 
 def capacity(limits: Limits, count: CountPlan, merge: MergePlan | None = None) -> Capacity:
     """How many workers fit; BudgetError where not even one does, naming both numbers and the option."""
+    from ramstream.kernels import host
+
     device = resolve_device(limits.device) if merge else "cpu"
     torch = merge is not None and (device != "cpu" or merge.method.kernel is None)
     tensors = (*count.merged, *count.copied)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from ramstream import durable, writer
+from ramstream.engine.ahead import ReadAhead
 from ramstream.engine.events import Advanced, Listener, Note, PassBegan, PassEnded
 from ramstream.engine.ledgers import CountLedger, MergeLedger
 from ramstream.engine.worker import Setup, UnitResult, Work, run_task
@@ -79,11 +81,13 @@ def run_pass(
     books.listener(PassBegan(title, len(units)))
     tasks = _tasks(units, work, workers)
     running: set[Future[list[UnitResult]]] = set()
-    with ThreadPoolExecutor(workers, thread_name_prefix="ramstream") as pool:
+    ahead = ReadAhead(books.setup.count)
+    with closing(ahead), ThreadPoolExecutor(workers, thread_name_prefix="ramstream") as pool:
         try:
             while True:
                 for task in islice(tasks, IN_FLIGHT * workers - len(running)):
                     running.add(pool.submit(run_task, books.setup, task))
+                    ahead.announce(task)
                 if not running:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -18,7 +18,6 @@ from typing import Any
 
 from ramstream import durable, folder, writer
 from ramstream.errors import IntegrityError, JournalError, PlanError
-from ramstream.overlap import OverlapStore
 from ramstream.plan import CountPlan, MergePlan, differences
 from ramstream.record import Record
 
@@ -53,6 +52,11 @@ class Place:
     def work(self) -> Path:
         """The folder everything is built in."""
         return self.out.with_name(self.out.name + ".ramstream")
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing of a run or of its output is there."""
+        return not (os.path.lexists(self.out) or self.work.exists())
 
     @property
     def staged(self) -> Path:
@@ -213,6 +217,8 @@ class Place:
         """A store that a finished merge kept and that does not fit this one goes with the old output."""
         if unfinished or not self.store.exists():
             return
+        from ramstream.overlap import OverlapStore
+
         try:
             fits = OverlapStore(self.store).digest == count.digest
         except PlanError:

@@ -92,6 +92,8 @@ class _Unit:
         self.inputs: list[Any] = [xxhash.xxh3_64() for _ in range(sources)]
         self.output: Any = xxhash.xxh3_64()
         self.records: list[Any] = []
+        self.written: dict[int, tuple[int, int]] = {}
+        """The span of each output file that was written."""
         self.result = UnitResult(work.unit, work.count)
 
     def slot(self, piece: Piece) -> Slot | None:
@@ -107,7 +109,11 @@ def run_task(setup: Setup, works: Sequence[Work]) -> list[UnitResult]:
     worker: Worker | None = getattr(_local, "worker", None)
     if worker is None or worker.setup.token != setup.token:
         worker = _local.worker = Worker(setup)
-    return [worker.do(work) for work in works]
+    try:
+        return [worker.do(work) for work in works]
+    except BaseException:
+        del _local.worker  # its kernels hold what the failed unit counted, which belongs to no other
+        raise
 
 
 class Worker:
@@ -139,7 +145,9 @@ class Worker:
             self._counted(unit)
         if work.merge:
             unit.result.output = unit.output.intdigest()
-            unit.result.files = sorted(set(unit.result.files))
+            unit.result.files = sorted(unit.written)
+            for file, (begin, end) in unit.written.items():
+                self._writer.hand_over(file, begin, end)
         return unit.result
 
     def _compared(self, unit: _Unit) -> list[int]:
@@ -180,12 +188,13 @@ class Worker:
                 word = (start + begin) // 64
                 self._counter.strip(self._sources, n, self._planes[:, word : word + -(-n // 64)])
             if slot is not None:
-                self._merge_strip(tensor, piece, slot, begin, n, base)
+                self._merge_strip(tensor, piece, slot, n, base)
+                self._write(unit, slot, begin, n)
             self._release()
         if count:
             unit.records.append(self._counter.finish())
         if slot is not None:
-            self._write(unit, piece, slot, piece.begin, piece.end)
+            self._note_narrowing(unit, piece)
 
     def _load(self, unit: _Unit, tensor: PlannedTensor, begin: int, n: int) -> NDArray[np.uint8]:
         """Point `sources` at elements begin .. begin + n of every checkpoint; the base's bytes."""
@@ -215,11 +224,10 @@ class Worker:
             reader.release()
 
     def _merge_strip(
-        self, tensor: PlannedTensor, piece: Piece, slot: Slot, begin: int, n: int, base: NDArray[np.uint8]
+        self, tensor: PlannedTensor, piece: Piece, slot: Slot, n: int, base: NDArray[np.uint8]
     ) -> None:
         dtype = Dtype[slot.dtype]
-        first = (begin - piece.begin) * dtype.itemsize
-        out = self._buffer[first : first + n * dtype.itemsize]
+        out = self._buffer[: n * dtype.itemsize]
         if slot.dtype == tensor.dtype and (self._sources.codes[1:] == Kind.ABSENT).all():
             out[...] = base
             return
@@ -227,14 +235,17 @@ class Worker:
         assert coefficients is not None, "coefficients are known before anything is merged"
         self._merge(self._sources, n, coefficients[piece.tensor], tensor.wide, dtype, out)
 
-    def _write(self, unit: _Unit, piece: Piece, slot: Slot, begin: int, end: int) -> None:
-        """Write the buffer as elements begin .. end of a tensor, and note what its narrowing gave."""
+    def _write(self, unit: _Unit, slot: Slot, begin: int, n: int) -> None:
+        """Write the buffer as elements begin .. begin + n of a tensor."""
         itemsize = ITEMSIZE.get(slot.dtype, 1)
-        data = self._buffer[: (end - begin) * itemsize]
-        self._writer.write(slot.file, slot.offset + begin * itemsize, data)
+        data, offset = self._buffer[: n * itemsize], slot.offset + begin * itemsize
+        self._writer.write(slot.file, offset, data)
         unit.output.update(data)
-        unit.result.files.append(slot.file)
         unit.result.written += len(data)
+        first, last = unit.written.get(slot.file, (offset, 0))
+        unit.written[slot.file] = min(first, offset), max(last, offset + len(data))
+
+    def _note_narrowing(self, unit: _Unit, piece: Piece) -> None:
         overflow, moved = self._take_counts()
         unit.result.moved += moved
         if overflow:
@@ -255,18 +266,15 @@ class Worker:
                 elif not np.array_equal(base, data) and [piece.tensor, k] not in differs:
                     differs.append([piece.tensor, k])
             if slot is not None:
-                first = (begin - piece.begin) // itemsize
-                self._convert(tensor, slot, first, nbytes // itemsize, base)
+                self._convert(tensor, slot, nbytes // itemsize, base)
+                self._write(unit, slot, begin // itemsize, nbytes // itemsize)
             self._release()
         if slot is not None:
-            self._write(unit, piece, slot, piece.begin // itemsize, piece.end // itemsize)
+            self._note_narrowing(unit, piece)
 
-    def _convert(
-        self, tensor: PlannedTensor, slot: Slot, first: int, n: int, data: NDArray[np.uint8]
-    ) -> None:
+    def _convert(self, tensor: PlannedTensor, slot: Slot, n: int, data: NDArray[np.uint8]) -> None:
         """n copied elements into the buffer; another dtype is a merge in which every agent is absent."""
-        itemsize = ITEMSIZE.get(slot.dtype, 1)
-        out = self._buffer[first * itemsize : (first + n) * itemsize]
+        out = self._buffer[: n * ITEMSIZE.get(slot.dtype, 1)]
         if slot.dtype == tensor.dtype:
             out[...] = data
             return

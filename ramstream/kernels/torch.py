@@ -2,11 +2,15 @@
 
 Only eager add, sub, mul, div, where and integer operations: a library cast or a fused operation may round
 otherwise. Unsigned bits live in signed integers, int32 for float32 and int64 for float64.
+
+On a GPU a strip waits once, at its end. `torch.where` with a Python number would wait for its copy to the device;
+`masked_fill` hands it to the kernel.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,10 +27,15 @@ _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 _ROWS = 24
 """Temporaries of STRIP eight-byte elements that are alive at once, at most, besides three rows an agent."""
+_SEGMENTS = 22 << 20
+"""torch takes device memory 20 MiB at a time, for items up to 1 MiB 2 MiB, and splits it among tensors."""
 
 
 class TorchMerger:
-    """Merges strips on `device`, as `host.Merger` does; one thread at a time, on a stream of its own."""
+    """Merges strips on `device`, as `host.Merger` does; one thread at a time, on a stream of its own.
+
+    Several of them overlap: while one copies or computes, the threads of the others fill their staging buffers.
+    """
 
     def __init__(
         self,
@@ -40,29 +49,26 @@ class TorchMerger:
         self._method, self._agents = method, agents
         self._keep, self._compare = on_nonfinite == "keep", compare
         self._device = torch.device(device)
-        with np.errstate(over="ignore"):
-            self._epsilon = {
-                torch.float32: torch.from_numpy(np.array([epsilon], np.float32)).to(self._device),
-                torch.float64: torch.from_numpy(np.array([epsilon], np.float64)).to(self._device),
-            }
         cuda = self._device.type == "cuda"
         new_stream: Any = torch.cuda.Stream
         self._stream = new_stream(self._device) if cuda else None
-        shape = (agents + 2, STRIP * 8)
-        self._staging = torch.empty(shape, dtype=torch.uint8, pin_memory=cuda)
-        self._raw = torch.empty(shape, dtype=torch.uint8, device=self._device) if cuda else self._staging
-        with self._on_stream():
+        with np.errstate(over="ignore"):
+            epsilons = [np.array([epsilon], dtype) for dtype in (np.float32, np.float64)]
+        with self.on_stream():  # memory belongs to the stream it was allocated on
+            self._epsilon = {e.dtype: e.to(self._device) for e in map(torch.from_numpy, epsilons)}
+            self._staging = torch.empty((agents + 2, STRIP * 8), dtype=torch.uint8, pin_memory=cuda)
+            self._raw = torch.empty_like(self._staging, device=self._device) if cuda else self._staging
             self._report = torch.zeros(2, dtype=torch.int64, device=self._device)
 
     @staticmethod
     def host_bytes(agents: int) -> int:
-        """Bytes of pinned memory one merger holds."""
-        return (agents + 2) * STRIP * 8
+        """Upper bound of the bytes of pinned memory one merger holds; torch pins powers of two."""
+        return 1 << ((agents + 2) * STRIP * 8 - 1).bit_length()
 
     @staticmethod
     def device_bytes(agents: int) -> int:
         """Upper bound of the bytes one merger uses on the device, temporaries included."""
-        return (agents + 2) * STRIP * 8 + (3 * agents + _ROWS) * STRIP * 8
+        return (agents + 2) * STRIP * 8 + (3 * agents + _ROWS) * STRIP * 8 + _SEGMENTS
 
     def strip(
         self,
@@ -76,34 +82,73 @@ class TorchMerger:
         """Merge `elements` elements into `out`, their bytes in `out_dtype`; float64 coefficients (T,)."""
         if elements == 0:
             return
+        with self.on_stream():
+            self.copy_in(sources, elements)
+            self.copy_out(self.compute(sources, elements, coefficients, wide, out_dtype), out)
+
+    def copy_in(self, sources: Sources, elements: int) -> None:
+        """Start to copy a strip to the device. This, `compute`, `copy_out` are the steps of `strip`, on the stream.
+
+        The staging buffers must be free again: whatever comes before has to end with `copy_out`, which waits.
+        """
+        for index, code in enumerate(sources.codes.tolist()):
+            size = _valid(sources, index, elements) * _stored(code).itemsize
+            if size == 0:
+                continue
+            staged = self._staging[index, :size]
+            ctypes.memmove(staged.data_ptr(), int(sources.addresses[index]), size)
+            if self._stream is not None:
+                self._raw[index, :size].copy_(staged, non_blocking=True)
+
+    def compute(
+        self,
+        sources: Sources,
+        elements: int,
+        coefficients: NDArray[np.float64],
+        wide: bool,
+        out_dtype: Dtype,
+    ) -> torch.Tensor:
+        """Merge the strip that was copied in; its bits on the device, signed integers of the item's size."""
         width = torch.float64 if wide else torch.float32
         with np.errstate(over="ignore"):
             rounded_once = coefficients.astype(np.float64 if wide else np.float32)
-        with self._on_stream():
-            scale = torch.from_numpy(rounded_once).to(self._device)
-            base, deltas, special = self._load(sources, elements, width)
-            changed = (deltas != 0).sum(0)
-            values = self._merged(base, deltas, changed, scale)
-            bits = narrow(values, out_dtype)
-            lost = overflows(values, out_dtype) | ~(torch.isfinite(values) | special)
-            if int(sources.codes[0]) == out_dtype:
-                verbatim = changed == 0
-                bits = torch.where(verbatim, self._bits(0, out_dtype, elements), bits)
-                lost &= ~verbatim
-            self._report[0] += lost.sum()
-            if (rounded_once != 1).any():
-                plain = narrow(self._merged(base, deltas, changed, torch.ones_like(scale)), out_dtype)
-                self._report[1] += ((changed == 1) & (plain != bits)).sum()
-            self._write(bits, out)
+        scale = torch.from_numpy(rounded_once)
+        if self._stream is not None:  # from memory that is not pinned the copy would wait for all before it
+            scale = scale.pin_memory().to(self._device, non_blocking=True)
+        base, deltas, special = self._load(sources, elements, width)
+        changed = (deltas != 0).sum(0)
+        values = self._merged(base, deltas, changed, scale)
+        bits = narrow(values, out_dtype)
+        lost = overflows(values, out_dtype) | ~(_finite(values) | special)
+        if int(sources.codes[0]) == out_dtype:
+            verbatim = changed == 0
+            bits = torch.where(verbatim, self._bits(0, out_dtype, elements), bits)
+            lost &= ~verbatim
+        self._report[0] += lost.sum()
+        if (rounded_once != 1).any():
+            plain = narrow(self._merged(base, deltas, changed, torch.ones_like(scale)), out_dtype)
+            self._report[1] += ((changed == 1) & (plain != bits)).sum()
+        return bits
+
+    def copy_out(self, bits: torch.Tensor, out: NDArray[np.uint8]) -> None:
+        """Copy the merged strip to `out`, and wait until everything on the stream is done."""
+        flat = bits.view(torch.uint8)
+        if self._stream is not None:
+            staged = self._staging[-1, : len(flat)]
+            staged.copy_(flat, non_blocking=True)
+            self._stream.synchronize()
+            flat = staged
+        out[: len(flat)] = flat.numpy()
 
     def take(self) -> tuple[int, int]:
         """(overflow, moved) since the last call."""
-        with self._on_stream():
+        with self.on_stream():
             overflow, moved = (int(number) for number in self._report.tolist())
             self._report.zero_()
         return overflow, moved
 
-    def _on_stream(self) -> AbstractContextManager[Any]:
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """What is done with torch in this context goes to this merger's stream."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _merged(
@@ -115,53 +160,59 @@ class TorchMerger:
         """Source `index` as it lies on the device, as signed integers of its size."""
         return self._raw[index, : elements * dtype.itemsize].view(_RAW[dtype.itemsize])
 
-    def _write(self, bits: torch.Tensor, out: NDArray[np.uint8]) -> None:
-        flat = bits.view(torch.uint8)
-        staged = self._staging[-1, : len(flat)]
-        staged.copy_(flat, non_blocking=True)
-        if self._stream is not None:
-            self._stream.synchronize()
-        out[: len(flat)] = staged.numpy()
-
     def _load(
         self, sources: Sources, elements: int, width: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """base (n,), masked deltas (T, n), and whether any source is not finite (n,)."""
         base = self._widened(sources, 0, elements, width)
-        special = ~torch.isfinite(base)
+        finite = _finite(base)
+        special = ~finite
         deltas = torch.zeros(self._agents, elements, dtype=width, device=self._device)
         for t in range(self._agents):
-            n = min(elements, int(sources.valid[t + 1]))
-            if sources.codes[t + 1] == Kind.ABSENT or n <= 0:
+            n = _valid(sources, t + 1, elements)
+            if n == 0:
                 continue
             stored = self._widened(sources, t + 1, n, width)
-            delta = self._masked(base[:n], stored, sources.codes[t + 1] == Kind.DELTA)
-            deltas[t, :n] = delta
-            special[:n] |= ~torch.isfinite(stored)
+            ordinary = _finite(stored)
+            is_delta = bool(sources.codes[t + 1] == Kind.DELTA)
+            deltas[t, :n] = self._masked(base[:n], stored, is_delta, finite[:n] & ordinary)
+            special[:n] |= ~ordinary
         return base, deltas, special
 
     def _widened(self, sources: Sources, index: int, n: int, width: torch.dtype) -> torch.Tensor:
-        code = int(sources.codes[index])
-        dtype = Dtype.F32 if code == Kind.DELTA else Dtype(code)
-        size = n * dtype.itemsize
-        staged = self._staging[index, :size]
-        ctypes.memmove(staged.data_ptr(), int(sources.addresses[index]), size)
-        if self._stream is not None:
-            self._raw[index, :size].copy_(staged, non_blocking=True)
+        dtype = _stored(int(sources.codes[index]))
         return widen(self._bits(index, dtype, n), dtype, width)
 
-    def _masked(self, base: torch.Tensor, stored: torch.Tensor, is_delta: bool) -> torch.Tensor:
-        zero = torch.zeros_like(base)
-        delta = stored if is_delta else stored - base
-        gap = delta
+    def _masked(
+        self, base: torch.Tensor, stored: torch.Tensor, is_delta: bool, finite: torch.Tensor
+    ) -> torch.Tensor:
+        """Deltas where the agent contributes, otherwise 0; `finite` says where base and agent both are."""
+        gap = delta = stored if is_delta else stored - base
         if self._compare is not None:
             new = base + stored if is_delta else stored
             gap = rounded(new, self._compare) - rounded(base, self._compare)
-        changed = gap.abs() > self._epsilon[base.dtype]
-        integer = _INTEGER[base.dtype]
-        same = (delta == 0) if is_delta else (stored.view(integer) == base.view(integer))
-        special = ~(torch.isfinite(base) & torch.isfinite(stored))
-        return torch.where(torch.where(special, ~same & self._keep, changed), delta, zero)
+        contributes = (gap.abs() > self._epsilon[base.dtype]) & finite
+        if self._keep:
+            integer = _INTEGER[base.dtype]
+            same = (delta == 0) if is_delta else (stored.view(integer) == base.view(integer))
+            contributes |= ~(finite | same)
+        return torch.where(contributes, delta, torch.zeros_like(delta))
+
+
+def _stored(code: int) -> Dtype:
+    """The dtype of a source's bytes."""
+    return Dtype.F32 if code in (Kind.DELTA, Kind.ABSENT) else Dtype(code)
+
+
+def _valid(sources: Sources, index: int, elements: int) -> int:
+    """How many elements of a strip a source has."""
+    absent = sources.codes[index] == Kind.ABSENT
+    return 0 if absent else max(min(elements, int(sources.valid[index])), 0)
+
+
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    """`torch.isfinite`, in two operations for four."""
+    return values.abs() < math.inf
 
 
 def rounded(values: torch.Tensor, dtype: Dtype) -> torch.Tensor:
@@ -219,7 +270,7 @@ def _single_bits(values: torch.Tensor) -> torch.Tensor:
         return values.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
     bits = values.view(torch.int64)
     magnitude = bits & 0x7FFFFFFFFFFFFFFF
-    single = torch.where(magnitude < 0x47EFFFFFF0000000, _nearest(magnitude, 52, 23, 896), 0x7F800000)
+    single = _nearest(magnitude, 52, 23, 896).masked_fill(magnitude >= 0x47EFFFFFF0000000, 0x7F800000)
     return single | (((bits >> 63) & 1) << 31)
 
 
@@ -228,21 +279,21 @@ def narrow(values: torch.Tensor, dtype: Dtype) -> torch.Tensor:
     nan, integer = int(layout.NAN[dtype]), _RAW[dtype.itemsize]
     if dtype is Dtype.F64:
         bits = values.to(torch.float64).view(torch.int64)
-        return torch.where(torch.isnan(values), nan, bits)
+        return bits.masked_fill(torch.isnan(values), nan)
     single = _single_bits(values)
     if dtype is Dtype.F32:
-        return torch.where(torch.isnan(values), nan, single).to(integer)
+        return single.masked_fill(torch.isnan(values), nan).to(integer)
     magnitude = single & 0x7FFFFFFF
     bits = _nearest(magnitude, 23, int(layout.MANTISSA[dtype]), 127 - int(layout.BIAS[dtype]))
-    bits = torch.where(magnitude >= int(layout.LIMIT[dtype]), int(layout.BEYOND[dtype]), bits)
+    bits = bits.masked_fill(magnitude >= int(layout.LIMIT[dtype]), int(layout.BEYOND[dtype]))
     bits = bits | ((single >> 31) << (8 * dtype.itemsize - 1))
-    none = ~torch.isfinite(values) if dtype is Dtype.F8_E4M3 else torch.isnan(values)
-    return torch.where(none, nan, bits).to(integer)
+    none = ~_finite(values) if dtype is Dtype.F8_E4M3 else torch.isnan(values)
+    return bits.masked_fill(none, nan).to(integer)
 
 
 def overflows(values: torch.Tensor, dtype: Dtype) -> torch.Tensor:
     """Where `narrow` loses a value: finite but out of range, or an infinity that E4M3 has not."""
-    finite = torch.isfinite(values)
+    finite = _finite(values)
     if dtype is Dtype.F64:
         return torch.zeros_like(finite)
     lost = finite & ((_single_bits(values) & 0x7FFFFFFF) >= int(layout.LIMIT[dtype]))

@@ -129,6 +129,28 @@ class CountPlan:
             return ((self.merged[piece.tensor], piece) for piece in self.flat.pieces(unit))
         return ((self.copied[piece.tensor], piece) for piece in self.bytes.pieces(unit - grains))
 
+    def reads(self, unit: int, k: int) -> Iterator[tuple[int, int, int]]:
+        """(file, first byte, end) of what a unit reads of checkpoint k, in order; ranges that touch are joined."""
+        file, begin, end = -1, 0, 0
+        for tensor, piece in self.pieces(unit):
+            source = tensor.sources[k]
+            if source is None or (k > 0 and tensor.reason and tensor.compare == "ignore"):
+                continue
+            first, last = piece.begin, piece.end
+            if not tensor.reason:
+                itemsize = ITEMSIZE[source.dtype]
+                first, last = first * itemsize, min(last, source.valid) * itemsize
+            if last <= first:
+                continue
+            if (source.file, source.offset + first) == (file, end):
+                end += last - first
+                continue
+            if end > begin:
+                yield file, begin, end
+            file, begin, end = source.file, source.offset + first, source.offset + last
+        if end > begin:
+            yield file, begin, end
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """The fields that decide the counts, by name; two plans with equal identities count the same."""
