@@ -131,14 +131,16 @@ def merge(base: str, agents: tuple[str, ...], out: Path, as_json: bool, **option
     AGENT... are merged into BASE and OUT is written. The same command again goes on where a killed one stopped.
     """
     from ramstream.commands import dry_run, plan_from, run_merge
-    from ramstream.report import outcome_view, plan_view
 
     plan, limits = plan_from(base, agents, options)
     if options["dry_run"]:
-        forecast = dry_run(plan, out, limits, options)
-        _show(as_json, forecast, plan_view)
+        from ramstream.report import plan_view
+
+        _show(as_json, dry_run(plan, out, limits, options), plan_view)
         return
     outcome = run_merge(plan, out, limits, options)
+    from ramstream.report import outcome_view
+
     done = {"out": str(outcome.out), "already_complete": outcome.already_complete, **outcome.summary}
     _show(as_json, done, lambda summary: outcome_view(summary["out"], summary["already_complete"], summary))
 

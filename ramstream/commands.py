@@ -69,12 +69,12 @@ def plan_from(base: str, agents: Sequence[str], options: dict[str, Any]) -> tupl
 
 def run_merge(plan: MergePlan, out: Path, limits: Limits, options: dict[str, Any]) -> Outcome:
     """Run `ramstream merge` with progress on stderr."""
-    from ramstream.console import progress
     from ramstream.engine.ahead import head_start
     from ramstream.engine.place import Place
 
     if Place.of(out).is_fresh:
         head_start(plan.count)
+    from ramstream.console import progress
     from ramstream.engine.merging import merge
 
     with progress(options["quiet"], options["verbose"]) as listener:

@@ -37,6 +37,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def begin_writing(descriptor: int, begin: int, size: int) -> None:
+    """Have the system write a range out now rather than at the fsync that vouches for it, which then finds little
+    to do: 0.25 s a GB against 0.4 to 1.5 s. What is written may leave the page cache, inputs are rather kept.
+    """
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_DONTNEED)
+
+
 def sync_tree(folder: Path) -> None:
     """fsync every file and folder below and including `folder`, contents before names."""
     for parent, _, files in os.walk(folder, topdown=False):

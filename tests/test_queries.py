@@ -19,6 +19,7 @@ from ramstream.overlap import OverlapStore
 from ramstream.plan import MatchOptions
 from ramstream.planning import plan_counts, plan_merge
 from ramstream.statistics import statistics
+from ramstream.types import GRAIN
 
 LIMITS = Limits(workers=2)
 SHAPES = {
@@ -215,8 +216,11 @@ def test_stats_tables_name_every_agent(store: Path, capsys: pytest.CaptureFixtur
     assert all(label in shown for label in ("one", "two", "three", "four", "layer 0", "outside layers"))
 
 
-def test_bits_are_written_without_comparing_them_with_the_fill_value(store: Path) -> None:
-    assert OverlapStore(store).bits.async_array.config.write_empty_chunks
+def test_a_chunk_written_as_bytes_is_what_zarr_reads(store: Path) -> None:
+    overlap = OverlapStore(store)
+    planes = np.random.default_rng(7).integers(0, 256, (len(overlap.described.labels), GRAIN // 8), np.uint8)
+    overlap.write_bits(0, planes)
+    assert np.array_equal(overlap.bits[:], planes[:, : overlap.bits.shape[1]])
 
 
 def test_two_runs_that_make_the_same_store_share_the_one_that_came_first(

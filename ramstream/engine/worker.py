@@ -172,8 +172,8 @@ class Worker:
         unit.result.tallies, unit.result.changed = tallies.encode(records), changed.tolist()
         if self._store is not None and changed.any():
             size = min(GRAIN, self._plan.flat.total - number * GRAIN)
-            planes = self._planes.view(np.uint8)[:, : -(-size // 8)]
-            unit.result.chunk = str(self._store.write_bits(number, planes))
+            self._planes[:, -(-size // 64) :] = 0  # an earlier grain's, beyond the end of the last
+            unit.result.chunk = str(self._store.write_bits(number, self._planes.view(np.uint8)))
 
     def _merged(self, unit: _Unit, tensor: PlannedTensor, piece: Piece) -> None:
         """A piece of a merged tensor, strip by strip, read once for whatever is to be done with it."""
