@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 from ramstream import overlap
 from ramstream.engine.disk import free_disk
-from ramstream.engine.limits import Limits, capacity
+from ramstream.engine.events import ignore
+from ramstream.engine.limits import Capacity, Limits, available_memory, capacity
 from ramstream.engine.merging import keeps_store, preflight
+from ramstream.engine.passes import Books, run_pass
 from ramstream.engine.place import Place
+from ramstream.engine.worker import Setup, Work
 from ramstream.errors import PlanError
+from ramstream.kernels import jit
 from ramstream.overlap import OverlapStore
-from ramstream.plan import MergePlan
+from ramstream.plan import CountPlan, MergePlan
 
 RATE = 1.5e9
-"""Bytes per second of one local disk, for an estimate of time."""
+"""Bytes per second that a local disk writes, and that a pass reads where too little is there for a rehearsal."""
+
+STARTUP = 0.8
+"""Seconds until the first grain: the interpreter, libraries, cached kernels."""
+
+COMPILING = 12.0
+"""Seconds that the kernels take where they were never compiled."""
+
+REHEARSED = 8
+"""Units in a row that are counted, at two places, to see how fast this machine does it."""
 
 
 def forecast(
@@ -35,6 +49,7 @@ def forecast(
     passes = 0 if finished else 1 if _is_counted(store or place.store, plan) else 2
     kept = overlap.projected_size(count) if keep else 0
     read, written = passes * count.bytes_read, 0 if finished else plan.written
+    seconds = 0.0 if finished else _seconds(plan, found, passes, written + kept)
     return {
         "base": count.checkpoints[0].label,
         "agents": count.labels,
@@ -55,7 +70,7 @@ def forecast(
         "projected_memory_bytes": found.projected,
         "memory_budget_bytes": found.budget,
         "free_disk_bytes": free_disk(place.out),
-        "estimated_seconds": round((read + written + kept) / RATE, 1),
+        "estimated_seconds": round(seconds, 1),
         "count_digest": count.digest,
         "merge_digest": plan.digest,
         "notes": count.all_notes,
@@ -71,3 +86,35 @@ def _is_counted(store: Path, plan: MergePlan) -> bool:
     except PlanError:
         return False
     return found.complete and found.digest == plan.count.digest
+
+
+def _seconds(plan: MergePlan, found: Capacity, passes: int, written: int) -> float:
+    """An estimate from a rehearsal: a few units counted as the inputs lie, on disk or in the cache, and again.
+
+    The last pass takes as long as its reading, its kernels or its writing, whatever takes longest.
+    """
+    count = plan.count
+    ready = jit.compiled("counting.count")
+    first, again = _rehearsed(count, found) if ready else (RATE, RATE)
+    later = again if count.bytes_read < available_memory() else first
+    reading = count.bytes_read / (first if passes == 1 else later)
+    kernels = count.bytes_read / again * (1 if plan.method.needs_counts else 2)
+    seconds = max(reading, kernels, written / min(first, RATE)) + (STARTUP if ready else STARTUP + COMPILING)
+    return seconds + (count.bytes_read / first if passes == 2 else 0)
+
+
+def _rehearsed(plan: CountPlan, found: Capacity) -> tuple[float, float]:
+    """Bytes per second of counting units spread over the inputs, and of counting the same ones once more."""
+    units = min(REHEARSED, plan.flat.units // 4)
+    if not units:
+        return RATE, RATE
+    begins = (plan.flat.units // 4, plan.flat.units * 3 // 4 - units)
+    chosen = [begin + k for begin in begins for k in range(units)]
+    books = Books(Setup(plan, found.io), None, None, ignore, durable=False)
+    rates = []
+    for sample in ([plan.flat.units - 1], chosen, chosen):  # the first of them only loads the kernels
+        begun = time.perf_counter()
+        run_pass("rehearsal", books, sample, lambda unit: Work(unit, count=True, merge=False), found.workers)
+        nbytes = len(sample) * plan.bytes_read / plan.units
+        rates.append(nbytes / (time.perf_counter() - begun))
+    return rates[1], rates[2]

@@ -138,6 +138,16 @@ def machine_memory() -> int:
     return total
 
 
+def available_memory() -> int:
+    """Bytes that the page cache can grow to, about; all memory where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return machine_memory()
+    found = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+    return min(machine_memory(), found or machine_memory())
+
+
 def peak_memory() -> int | None:
     """Largest resident set of this process so far, in bytes; None where the system does not say.
 

@@ -1,0 +1,186 @@
+"""How much a run reads, what it asks for ahead, and what a forecast promises."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import Tensor, plan_of, random_bits, write_family
+
+from ramstream import Limits, cli, count, merge, overlap
+from ramstream.engine import ahead, forecast, worker
+from ramstream.engine.events import Advanced, Event
+from ramstream.plan import CountPlan, MatchOptions, MergePlan
+from ramstream.types import GRAIN, Dtype
+
+SIZE = 2 * GRAIN + 5000
+
+
+def written(root: Path, **more: Tensor) -> list[Path]:
+    """Three grains of a base and two agents that change them all, and more tensors alike in all of them."""
+    rng = np.random.default_rng(3)
+    base = {
+        "a": Tensor("BF16", (SIZE,), random_bits(rng, "BF16", SIZE)),
+        "b": Tensor("BF16", (700,), random_bits(rng, "BF16", 700)),
+        **more,
+    }
+    agents = [{**base, "a": Tensor("BF16", (SIZE,), base["a"].bits ^ np.uint16(t))} for t in (1, 2)]
+    return write_family(root, base, agents)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> list[Path]:
+    return written(tmp_path)
+
+
+def bytes_read(run: Any, *arguments: Any, **options: Any) -> int:
+    """What the passes of one call read of the inputs."""
+    events: list[Event] = []
+    run(*arguments, listener=events.append, **options)
+    return sum(event.read for event in events if isinstance(event, Advanced))
+
+
+def test_a_merge_with_a_store_reads_the_checkpoints_once(model: list[Path], tmp_path: Path) -> None:
+    plan, store = plan_of(model), tmp_path / "store"
+    assert bytes_read(merge, plan, tmp_path / "out", store=store) == 2 * plan.count.bytes_read
+    assert bytes_read(merge, plan_of(model, r=0.3), tmp_path / "other", store=store) == plan.count.bytes_read
+
+
+def test_a_sweep_over_ten_parameters_reads_the_checkpoints_ten_times(
+    model: list[Path], tmp_path: Path
+) -> None:
+    plan, store = plan_of(model), tmp_path / "store"
+    counted = bytes_read(count, plan.count, Limits(), store)
+    sweep = [{"r": 0.1 * k} for k in range(5)] + [{"alpha": 0.5 * k} for k in range(5)]
+    read = sum(
+        bytes_read(merge, plan_of(model, **parameters), tmp_path / f"out-{k}", store=store)
+        for k, parameters in enumerate(sweep)
+    )
+    assert counted == plan.count.bytes_read
+    assert read == 10 * plan.count.bytes_read
+
+
+def test_one_scan_counts_and_merges_where_no_coefficient_needs_counts(
+    model: list[Path], tmp_path: Path
+) -> None:
+    plan = plan_of(model, "ram")
+    assert bytes_read(merge, plan, tmp_path / "out") == plan.count.bytes_read
+
+
+def test_what_is_asked_for_ahead_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int, int]] = []
+
+    def advise(descriptor: int, begin: int, size: int, advice: int) -> None:
+        if advice == os.POSIX_FADV_WILLNEED:
+            asked.append((os.readlink(f"/proc/self/fd/{descriptor}"), begin, begin + size))
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    read: list[tuple[str, int, int]] = []
+    original = worker.Worker._read
+
+    def noted(self: Any, unit: Any, k: int, source: Any, begin: int, nbytes: int, alignment: int) -> Any:
+        path = str(self._plan.checkpoints[k].paths[source.file])
+        read.append((path, source.offset + begin, source.offset + begin + nbytes))
+        return original(self, unit, k, source, begin, nbytes, alignment)
+
+    monkeypatch.setattr(worker.Worker, "_read", noted)
+    model = written(tmp_path, ids=Tensor("I64", (100,), np.arange(100, dtype=np.uint64)))
+    merge(plan_of(model, "ram"), tmp_path / "out", Limits(workers=1))
+    assert _joined(asked) == _joined(read)
+
+
+def _joined(ranges: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """Ranges in order, those that touch as one."""
+    result: list[tuple[str, int, int]] = []
+    for path, begin, end in sorted(ranges):
+        if result and result[-1][0] == path and begin <= result[-1][2]:
+            result[-1] = path, result[-1][1], max(end, result[-1][2])
+        else:
+            result.append((path, begin, end))
+    return result
+
+
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=6), st.data())
+@settings(max_examples=50, deadline=None)
+def test_reads_cover_every_byte_once(sizes: list[int], data: Any) -> None:
+    plan = _plan(sizes, data)
+    for k in range(plan.agents + 1):
+        ranges = [part for unit in range(plan.units) for part in plan.reads(unit, k)]
+        expected = sum(
+            source.valid * Dtype[source.dtype].itemsize for t in plan.merged if (source := t.sources[k])
+        )
+        assert sum(end - begin for _, begin, end in ranges) == expected
+        assert all(begin < end for _, begin, end in ranges)
+
+
+def _plan(sizes: list[int], data: Any) -> CountPlan:
+    """A plan of one file a checkpoint; tensors in any order, agents with fewer rows or without some."""
+    from ramstream.plan.count import CheckpointRef, PlannedTensor, Source
+
+    offsets = [0] * 3
+    tensors = []
+    for i, size in enumerate(sizes):
+        sources: list[Source | None] = []
+        for k in range(3):
+            valid = size if k == 0 else data.draw(st.integers(0, size))
+            missing = k > 0 and data.draw(st.booleans())
+            sources.append(None if missing else Source(0, offsets[k], "BF16", valid))
+            offsets[k] += 2 * size + data.draw(st.sampled_from((0, 8)))
+        tensors.append(PlannedTensor(f"t{i}", "BF16", (size,), size, 2 * size, tuple(sources)))
+    refs = tuple(CheckpointRef(str(k), ".", (("f", 10**6),), "", False) for k in range(3))
+    return CountPlan(refs, tuple(tensors), (), MatchOptions(), 1e-5)
+
+
+def test_reading_ahead_never_fails(model: list[Path]) -> None:
+    plan = plan_of(model).count
+    model[1].joinpath("model.safetensors").unlink()
+    reading = ahead.ReadAhead(plan)
+    reading.announce([worker.Work(0, True, False)])
+    reading.announce_head()
+    reading.close()
+
+
+def _forecast(plan: MergePlan, out: Path) -> float:
+    return float(forecast.forecast(plan, out, Limits())["estimated_seconds"])
+
+
+def test_a_forecast_rehearses_and_leaves_nothing(
+    model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecast, "_rehearsed", lambda plan, found: (1e6, 2e6))
+    plan, before = plan_of(model), sorted(tmp_path.rglob("*"))
+    read, written = plan.count.bytes_read, plan.written + overlap.projected_size(plan.count)
+    seconds = forecast.STARTUP + read / 1e6 + max(read / 2e6, written / 1e6)
+    assert _forecast(plan, tmp_path / "out") == pytest.approx(seconds, abs=0.06)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_rehearsed_rates_are_those_of_real_units(model: list[Path]) -> None:
+    plan = plan_of(model)
+    found = forecast.capacity(Limits(), plan.count, plan)
+    assert forecast._rehearsed(plan.count, found) == (forecast.RATE, forecast.RATE), (
+        "three grains are too few"
+    )
+
+
+def test_a_model_that_is_never_compiled_is_forecast_with_the_compiling(
+    model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(model)
+    plain = _forecast(plan, tmp_path / "out")
+    monkeypatch.setattr(forecast.jit, "compiled", lambda loop: False)
+    assert _forecast(plan, tmp_path / "out") == pytest.approx(plain + forecast.COMPILING, abs=0.2)
+
+
+def test_the_command_line_begins_to_read_before_it_loads_the_engine(
+    model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[CountPlan] = []
+    monkeypatch.setattr(ahead, "head_start", begun.append)
+    words = ["merge", *map(str, model), "-o", str(tmp_path / "out"), "-q"]
+    cli.cli(words, standalone_mode=False)
+    cli.cli(words, standalone_mode=False)
+    assert len(begun) == 1, "a finished output is not read for"
