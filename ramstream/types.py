@@ -105,18 +105,60 @@ class TensorInfo:
 
     name: str
     dtype: str
-    """safetensors' spelling: BF16, F32, I64, …; perhaps one we do not know."""
+    """safetensors' spelling: BF16, F32, I64, …; perhaps one we do not know. What a computed tensor counts as."""
     shape: tuple[int, ...]
     file: str
     """Path relative to the checkpoint's folder."""
     offset: int
     """Absolute offset of the first byte in `file`."""
     nbytes: int
+    recipe: Recipe | None = None
+    """How its elements are computed from what lies there; None where they lie there one after the other."""
 
     @property
     def elements(self) -> int:
         """Number of elements: the product of the shape, 1 for a scalar."""
         return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """float8 elements times a scale of their block; computed as float32, one rounding.
+
+    Block (i, j) of the last two dimensions has the scale's element (i, j); leading dimensions go together. A
+    block as large as the tensor is one scale for all, one of (1, columns) a scale a row.
+    """
+
+    stored: str
+    """Dtype of the bytes."""
+    scale: TensorInfo
+    block: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """A delta of low rank, float32: element (x, y) is scaling · Σₖ b[x, k] · a[k, y], k ascending from 0.
+
+    One multiplication and one addition a step, then one multiplication by `scaling`. With `transposed` the delta is
+    that of the transposed tensor: element (x, y) is scaling · Σₖ b[y, k] · a[k, x].
+    """
+
+    a: TensorInfo
+    """(rank, columns)"""
+    b: TensorInfo
+    """(rows, rank)"""
+    scaling: float
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Strided:
+    """Elements that do not lie one after the other: strides of every dimension, in elements."""
+
+    strides: tuple[int, ...]
+
+
+Recipe = Scaled | LowRank | Strided
 
 
 @dataclass(frozen=True)
