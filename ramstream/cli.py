@@ -69,6 +69,8 @@ _matching = _options(
                  help="A tensor that only an agent has."),
     click.option("--vocab", type=click.Choice(["error", "base-rows"]), default="error", show_default=True,
                  help="Vocabularies of different size."),
+    click.option("--map-prefix", multiple=True, metavar="FROM=TO",
+                 help="Names of agents that begin with FROM begin with TO instead; repeatable."),
     click.option("--on-nonfinite", type=click.Choice(["error", "base", "keep"]), default="error", show_default=True,
                  help="NaN or Inf in an agent where the base differs."),
 )  # fmt: skip

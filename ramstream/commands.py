@@ -32,6 +32,17 @@ def parse_parameters(words: Sequence[str]) -> dict[str, str]:
     return result
 
 
+def parse_prefixes(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """`FROM=TO` words as pairs; either may be empty. UsageError for a word without `=`."""
+    for word in words:
+        if "=" not in word:
+            raise UsageError(
+                f"--map-prefix {word!r}: write FROM=TO, e.g. --map-prefix model.language_model.=model."
+            )
+    pairs = (word.partition("=") for word in words)
+    return tuple((old, new) for old, _, new in pairs)
+
+
 def _match_options(options: dict[str, Any]) -> MatchOptions:
     from ramstream.plan import MatchOptions
 
@@ -44,6 +55,7 @@ def _match_options(options: dict[str, Any]) -> MatchOptions:
         vocab=options["vocab"],
         on_nonfinite=options["on_nonfinite"],
         compare_dtype=parse_dtype(compare) if compare else None,
+        map_prefix=parse_prefixes(options["map_prefix"]),
     )
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ramstream.types import Dtype, config_name
 
 SIDE_FILE_LIMIT = 64 << 20
 RECORD = "ramstream.json"
+_QUANTIZATION = "quantization_config"
 CARD = "README.md"
 _WEIGHTS = (".safetensors", INDEX_SUFFIX, ".bin.index.json", *OTHER_WEIGHTS)
 
@@ -94,12 +96,17 @@ def read(path: Path) -> bytes:
 
 
 def write_side_files(
-    base: Path, side_files: Iterable[SideFile], target: Path, dtype: Dtype | None
+    base: Path,
+    side_files: Iterable[SideFile],
+    target: Path,
+    dtype: Dtype | None,
+    *,
+    dequantised: bool = False,
 ) -> dict[str, str]:
     """Write side files into `target` with the umask's mode; their sha256 as written.
 
-    config.json has its dtype field changed where `dtype` converts the output. IntegrityError where a file is
-    not what it was when the merge was planned.
+    config.json has its dtype field changed where `dtype` converts the output, and loses its quantisation where
+    the output has none (`dequantised`). IntegrityError where a file is not what it was when the merge was planned.
     """
     written = {}
     for side_file in side_files:
@@ -110,8 +117,9 @@ def write_side_files(
                 f"{base / side_file.name} changed since the merge was planned (sha256 {found[:12]}, "
                 f"it was {side_file.sha256[:12]}); restore it, or remove the unfinished run"
             )
-        if side_file.name == "config.json" and dtype is not None:
-            data = with_dtype(data, config_name(dtype))
+        if side_file.name == "config.json":
+            data = without_quantization(data) if dequantised else data
+            data = data if dtype is None else with_dtype(data, config_name(dtype))
         written[side_file.name] = write(target / side_file.name, data)
     return written
 
@@ -138,6 +146,60 @@ def with_dtype(config: bytes, name: str) -> bytes:
 def _holds_dtype(config: Any, value: str) -> bool:
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
     return any(part.get(key) == value for part in parts for key in ("dtype", "torch_dtype"))
+
+
+def without_quantization(config: bytes) -> bytes:
+    """config.json without `quantization_config`, also in `text_config`; all other bytes stay.
+
+    A member goes with one comma beside it and the space after that, the last member with what is before it.
+    """
+    text, done, position = config.decode(), "", 0
+    for begin, end in _members_to_drop(text, _after_space(text, 0), "text_config"):
+        done, position = done + text[position:begin], end
+    return (done + text[position:]).encode()
+
+
+@dataclass(frozen=True)
+class _Member:
+    """Where a member of a JSON object lies in the text."""
+
+    key: str
+    begin: int
+    value: int
+    end: int
+
+
+def _members_to_drop(text: str, opening: int, below: str | None = None) -> Iterator[tuple[int, int]]:
+    """Ranges to cut out of the object that opens at `opening`, and out of its members `below`, in order."""
+    members = list(_members(text, opening))
+    last_kept = max((i for i, member in enumerate(members) if member.key != _QUANTIZATION), default=-1)
+    for i, member in enumerate(members):
+        if member.key != _QUANTIZATION:
+            if member.key == below and text[member.value] == "{":
+                yield from _members_to_drop(text, member.value)
+        elif i < last_kept:
+            yield member.begin, members[i + 1].begin
+        else:
+            yield members[i - 1].end if i else opening + 1, member.end
+
+
+def _members(text: str, opening: int) -> Iterator[_Member]:
+    """The members of the object that opens at `opening`, of a valid JSON text."""
+    decoder = json.JSONDecoder()
+    begin = _after_space(text, opening + 1)
+    while text[begin] != "}":
+        key, end = decoder.raw_decode(text, begin)
+        value = _after_space(text, _after_space(text, end) + 1)
+        _, end = decoder.raw_decode(text, value)
+        yield _Member(key, begin, value, end)
+        begin = _after_space(text, end)
+        begin = _after_space(text, begin + 1) if text[begin] == "," else begin
+
+
+def _after_space(text: str, position: int) -> int:
+    while text[position] in " \t\n\r":
+        position += 1
+    return position
 
 
 def remove(path: Path) -> None:

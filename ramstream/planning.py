@@ -39,7 +39,8 @@ def plan_counts(
 ) -> CountPlan:
     """Plan pass 1. PlanError or CheckpointError with every problem that the headers show."""
     plan = plan_count(base, agents, epsilon, options, same_bytes)
-    return replace(plan, notes=(*plan.notes, *_tokenizer_notes(base, agents)))
+    reading = (note for checkpoint in (base, *agents) for note in checkpoint.notes)
+    return replace(plan, notes=(*plan.notes, *reading, *_tokenizer_notes(base, agents)))
 
 
 def plan_merge(
@@ -75,8 +76,10 @@ def _refuse_taken_names(plan: MergePlan) -> None:
 
 def same_bytes(checkpoint: Checkpoint, one: TensorInfo, two: TensorInfo) -> bool:
     """Whether two tensors of a checkpoint hold the same bytes, read step by step."""
-    if (one.dtype, one.shape) != (two.dtype, two.shape):
+    if (one.dtype, one.shape, one.recipe) != (two.dtype, two.shape, two.recipe):
         return False
+    if one.recipe is not None:
+        return (one.file, one.offset) == (two.file, two.offset)
     names = list(checkpoint.files)
     readers = [open_reader("pread", [Path(checkpoint.folder) / name for name in names]) for _ in range(2)]
     for begin in range(0, one.nbytes, _STEP):

@@ -98,8 +98,8 @@ FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "html page": (_content(b"\n<!DOCTYPE html><html>..."), "web page.*download it again"),
     "xml reply": (_content(b'<?xml version="1.0"?><Error><Code>AccessDenied'), "error reply"),
     "json reply": (_content(b'{"error": "Invalid credentials"}'), "JSON text"),
-    "zip": (_content(_zip()), "zip archive.*convert"),
-    "pickle": (_content(pickle.dumps({"a": [1.5] * 9}, protocol=2)), "pickle.*convert"),
+    "zip": (_content(_zip()), "zip archive.*name it .bin, or convert"),
+    "pickle": (_content(pickle.dumps({"a": [1.5] * 9}, protocol=2)), "pickle.*torch 1.6 or newer.*convert"),
     "newer pickle": (_content(pickle.dumps({"a": [1.5] * 9}, protocol=5)), "pickle.*convert"),
     "gguf": (_content(b"GGUF\x03\x00\x00\x00" + bytes(32)), "GGUF.*cannot be averaged"),
     "tar": (_content(b"pickle".ljust(257, b"\0") + b"ustar\0" + bytes(300)), "tar archive"),
@@ -243,6 +243,11 @@ def _weights_below(folder: Path) -> None:
     good(folder / "checkpoint-100" / NAME)
 
 
+def _pytorch_below(folder: Path) -> None:
+    (folder / "step-5").mkdir()
+    (folder / "step-5" / "pytorch_model.bin").write_bytes(b"PK")
+
+
 def _with_config(data: bytes) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         good(folder / NAME)
@@ -255,11 +260,41 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     # no weights to read
     "empty folder": (_write(), "no safetensors weights: holds nothing"),
     "only a config": (_write(config__json=b"{}"), "holds config.json; give the folder"),
-    "pytorch weights": (_write(pytorch_model__bin=b"PK"), "PyTorch weights.*convert.*pytorch_model.bin"),
+    "two pytorch files": (
+        _write(pytorch_model__bin=b"", **{"pytorch_model.fp16.bin": b""}),
+        r"2 bin files and no pytorch_model.bin.index.json .*pytorch_model.bin, pytorch_model.fp16.bin; add the",
+    ),
+    "two pytorch files of other names": (_write(a__bin=b"", b__bin=b""), "2 bin files and no .*a.bin, b.bin"),
+    "two pytorch indexes": (
+        _write(**{"a.bin.index.json": b"", "b.bin.index.json": b""}),
+        "several indexes, none named pytorch_model.bin.index.json",
+    ),
+    "only a trainer's state": (
+        _write(training_args__bin=b"", optimizer__bin=b"", rng_state_0__bin=b""),
+        r"no safetensors weights: holds what PyTorch keeps .*optimizer.bin, rng_state_0.bin, training_args.bin",
+    ),
+    "pickles": (_write(model__pt=b"", consolidated__00__pth=b""), "state dict as pytorch_model.bin"),
+    "pytorch weights below": (_pytorch_below, "holds no weights itself, but its subfolders do: step-5"),
+    "pytorch shard missing": (
+        lambda folder: index(folder, {"w": "pytorch_model-1.bin"}, "pytorch_model.bin.index.json"),
+        "pytorch_model-1.bin: is missing, pytorch_model.bin.index.json lists it",
+    ),
     "gguf folder": (_write(model__gguf=b"GGUF"), "GGUF"),
     "adapter": (
         _write(adapter_config__json=b"{}", adapter_model__safetensors=b""),
-        "LoRA adapter.*not supported yet",
+        "adapter_model.safetensors: is empty",
+    ),
+    "one shard of two": (
+        _write(**{"model-00001-of-00002__safetensors": b""}),
+        "one shard of 2, and no model.safetensors.index.json",
+    ),
+    "adapter without its config": (
+        _write(adapter_model__safetensors=b""),
+        "holds adapter_model.safetensors without its adapter_config.json",
+    ),
+    "adapter of pytorch": (
+        _write(adapter_config__json=b"{}", adapter_model__bin=b"PK"),
+        r"LoRA adapter without adapter_model.safetensors;.*\(adapter_config.json, adapter_model.bin\)$",
     ),
     "unfinished download": (_write(**{"model.safetensors.incomplete": b""}), "unfinished download"),
     "weights in a subfolder": (_weights_below, "subfolders do: checkpoint-100"),
@@ -309,11 +344,11 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "compressed-tensors": (_names(a__weight_packed="U8"), "compressed-tensors"),
     "bitsandbytes": (_names(a__weight="U8", **{"a.weight.absmax": "U8"}), "bitsandbytes 4-bit"),
     "mxfp4": (_names(down_blocks="U8", down_scales="U8"), "MXFP4"),
-    "block-scaled float8": (
+    "float8 with scales of bytes": (
         _names(a__weight="F8_E4M3", a__weight_scale_inv="U8"),
-        "float8 weights with scales",
+        "scale of dtype U8",
     ),
-    "float8 with a scale": (_names(a__weight="F8_E4M3", a__scale="U8"), "float8 weights with scales"),
+    "float8 with a scale": (_names(a__weight="F8_E4M3", a__scale="U8"), "scale of dtype U8"),
     "adapter by its names": (_names(**{"base_model.model.a.lora_A.weight": "U8"}), "LoRA adapter"),
     # config.json
     "config is no JSON": (_with_config(b"{,}"), "config.json: is not valid JSON"),

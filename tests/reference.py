@@ -108,6 +108,21 @@ def _table(dtype: str, width: str) -> Array:
     return _decode(np.arange(2 ** FORMATS[dtype].bits), dtype, width)
 
 
+def dequantise(
+    raw: Array, stored: str, scale: Array, block: tuple[int, int], shape: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """float8 codes of a tensor times the scales of their blocks, in its shape; one rounding each.
+
+    scale float32 (.., scale rows, scale columns), with the tensor's leading dimensions or one for all of them.
+    """
+    rows, columns = (1, 1, *shape)[-2:]
+    values = _table(stored, "F32")[raw].reshape(int(np.prod(shape[:-2], dtype=int)), rows, columns)
+    each = scale.reshape(int(np.prod(scale.shape[:-2], dtype=int)), *scale.shape[-2:])
+    each = each.repeat(block[0], axis=1).repeat(block[1], axis=2)[:, :rows, :columns]
+    with np.errstate(all="ignore"):
+        return (values * each).reshape(shape)
+
+
 # Narrowing
 
 

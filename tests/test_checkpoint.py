@@ -498,7 +498,7 @@ class FakeHub:
         self, repo: str, *, revision: str | None, ignore_patterns: list[str], local_files_only: bool
     ) -> str:
         self.calls.append((repo, revision, "cache" if local_files_only else "download"))
-        assert "*.bin" in ignore_patterns
+        assert "*.gguf" in ignore_patterns
         found = self.cached if local_files_only else self.remote
         if isinstance(found, Path):
             return str(found)
@@ -553,6 +553,40 @@ def test_incomplete_snapshot_is_downloaded(fault: str, hub, folder: Path, tmp_pa
     hostile.good(tmp_path / "whole" / "model.safetensors")
     hub(cached=folder, remote=tmp_path / "whole")
     assert Checkpoint.open("org/name").folder == (tmp_path / "whole").resolve()
+
+
+@pytest.mark.parametrize(
+    ("also", "kept"),
+    [
+        ({}, {"pytorch_model.bin", "config.json"}),
+        ({"model.safetensors": b"x"}, {"model.safetensors", "config.json"}),
+    ],
+    ids=["only .bin", "safetensors too"],
+)
+def test_bin_weights_are_downloaded_where_there_are_no_others(
+    also: dict[str, bytes], kept: set[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    files = {
+        "config.json": b"{}",
+        "pytorch_model.bin": b"PK",
+        "optimizer.bin": b"..",
+        "a.gguf": b"GGUF",
+    } | also
+
+    def download(repo: str, *, revision: object, ignore_patterns: list[str], local_files_only: bool) -> str:
+        if local_files_only:
+            raise FileNotFoundError("no snapshot of it")
+        for name in huggingface_hub.utils.filter_repo_objects(files, ignore_patterns=ignore_patterns):
+            (folder / name).write_bytes(files[name])
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(CheckpointError):  # the weights are fakes; what counts is which of them came
+        Checkpoint.open("org/name")
+    assert {path.name for path in folder.iterdir()} == kept
 
 
 def test_failed_download_says_what_was_tried(hub) -> None:

@@ -1,6 +1,7 @@
 """How much a run reads, what it asks for ahead, and what a forecast promises."""
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,11 @@ def test_what_is_asked_for_ahead_is_what_is_read(tmp_path: Path, monkeypatch: py
     read: list[tuple[str, int, int]] = []
     original = worker.Worker._read
 
-    def noted(self: Any, unit: Any, k: int, source: Any, begin: int, nbytes: int, alignment: int) -> Any:
+    def noted(self: Any, unit: Any, k: int, source: Any, begin: int, n: int) -> Any:
         path = str(self._plan.checkpoints[k].paths[source.file])
-        read.append((path, source.offset + begin, source.offset + begin + nbytes))
-        return original(self, unit, k, source, begin, nbytes, alignment)
+        first, end = (source.offset + i * source.stored_itemsize for i in (begin, begin + n))
+        read.append((path, first, end))
+        return original(self, unit, k, source, begin, n)
 
     monkeypatch.setattr(worker.Worker, "_read", noted)
     model = written(tmp_path, ids=Tensor("I64", (100,), np.arange(100, dtype=np.uint64)))
@@ -184,3 +186,33 @@ def test_the_command_line_begins_to_read_before_it_loads_the_engine(
     cli.cli(words, standalone_mode=False)
     cli.cli(words, standalone_mode=False)
     assert len(begun) == 1, "a finished output is not read for"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_until_the_pass_has_finished_a_step(
+    number: signal.Signals, model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Raised inside the executor's own code it could leave a lock taken, and the run hanging."""
+    finished: list[int] = []
+
+    class Stopped(BaseException):
+        pass
+
+    def stop(number: int, frame: object) -> None:
+        raise Stopped
+
+    def announce(self: ahead.ReadAhead, works: object) -> None:
+        signal.raise_signal(number)
+        finished.append(1)
+
+    monkeypatch.setattr(ahead.ReadAhead, "announce", announce)
+    before = signal.signal(number, stop)
+    try:
+        with pytest.raises(Stopped):
+            merge(plan_of(model), tmp_path / "out", Limits(workers=1))
+        assert signal.getsignal(number) is stop
+    finally:
+        signal.signal(number, before)
+    assert finished, "what the signal interrupted went on"
+    monkeypatch.undo()
+    assert not merge(plan_of(model), tmp_path / "out", Limits(workers=1)).already_complete

@@ -1,4 +1,4 @@
-"""Checkpoints as people really have them (inputs.md): every row is a test, on small synthetic folders.
+"""Checkpoints as people really have them (INPUTS.md): every row is a test, on small synthetic folders.
 
 What opening a checkpoint refuses is in test_checkpoint.py; here begins what planning and merging make of it.
 """
@@ -14,7 +14,7 @@ import stat
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import hostile
 import numpy as np
 import pytest
+import reference
 from folders import Model, Tensor, agents_of, folder, merged, normal, raw, read, tensor, trained, weights
 
 from ramstream import Limits, cli, memory
@@ -139,6 +140,21 @@ def plain(tmp_path: Path) -> list[Path]:
 
 def contents(path: Path) -> dict[str, bytes]:
     return {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+# --- The table of all of them ---
+
+TABLE = (Path(__file__).parent / "INPUTS.md").read_text()
+ROWS = [line for line in TABLE.splitlines() if re.match(r"\| (?!what arrives)", line)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.split(" | ")[0][2:])
+def test_every_row_of_the_table_names_tests_that_exist(row: str) -> None:
+    named = re.findall(r"`(\w+\.py)::(\w+)`", row)
+    assert named
+    assert len(named) == row.count("::")
+    for file, test in named:
+        assert f"\ndef {test}(" in (Path(__file__).parent / file).read_text(), f"{file} has no {test}"
 
 
 # --- Files: layouts ---
@@ -1090,6 +1106,77 @@ def test_float16_overflow_is_counted_and_named(command, tmp_path: Path) -> None:
     values = read(tmp_path / "out")
     assert np.isinf(values["a"].values).tolist() == [False, True, True]
     assert np.isinf(values["c"].values).all()
+
+
+# --- Agents that are not full checkpoints, or not stored as the base is ---
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What the oracle takes for a computed tensor: float32 values, or deltas."""
+
+    dtype: str
+    values: np.ndarray
+
+    @property
+    def source(self) -> reference.Source:
+        return reference.Source(self.dtype, self.values.astype(np.float32).ravel().view(np.uint32))
+
+
+def lora(path: Path) -> dict[str, Computed]:
+    """An adapter of one matrix, as PEFT saves it; and its delta, a step at a time."""
+    a, b = normal(70, 2, 8, dtype="F32", scale=1), normal(71, 16, 2, dtype="F32")
+    module = f"base_model.model.{UP.removesuffix('.weight')}"
+    weights(path / "adapter_model.safetensors", {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b})
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 1, "target_modules": ["up_proj"]}
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    left, right = b.values.astype(np.float32), a.values.astype(np.float32)
+    steps = [left[:, k, None] * right[None, k] for k in range(2)]
+    return {UP: Computed(reference.DELTA, np.float32(0.5) * (steps[0] + steps[1]))}
+
+
+def archive(path: Path, model: Model) -> Model:
+    """Weights as torch saves them."""
+    import torch
+
+    path.mkdir()
+    bits = {name: np.frombuffer(t.data, np.int16).reshape(t.shape).copy() for name, t in model.items()}
+    torch.save(
+        {n: torch.from_numpy(a).view(torch.bfloat16) for n, a in bits.items()}, path / "pytorch_model.bin"
+    )
+    return model
+
+
+def quantised(path: Path, model: Model) -> Mapping[str, Tensor | Computed]:
+    """One matrix as float8 with a scale."""
+    scale = np.float32(2**-9 * 1.1)
+    codes = tensor("F8_E4M3", model[UP].values / scale)
+    stored = {**model, UP: codes, f"{UP}_scale_inv": tensor("F32", [[scale]])}
+    folder(
+        path, stored, config={"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    )
+    return {**model, UP: Computed("F32", codes.values.astype(np.float32) * scale)}
+
+
+@pytest.mark.parametrize("prefix", ["", "model.language_model."])
+def test_agents_of_every_kind_merge_together(prefix: str, command, tmp_path: Path) -> None:
+    base = folder(tmp_path / "base", BASE)
+    kinds = [lora(tmp_path / "agent-1"), archive(tmp_path / "agent-2", AGENTS[0])]
+    kinds += [quantised(tmp_path / "agent-3", AGENTS[1])]
+    sources = [base, *(tmp_path / f"agent-{t}" for t in (1, 2, 3))]
+    renaming: list[str] = []
+    if prefix:
+        renamed = {prefix + name.removeprefix("model."): t for name, t in AGENTS[0].items()}
+        sources.append(folder(tmp_path / "agent-4", renamed))
+        kinds.append(AGENTS[0])
+        renaming = ["--map-prefix", f"{prefix}=model."]
+    ended = command("merge", *sources, "-o", tmp_path / "out", *renaming)
+    assert ended.code == 0
+    assert read(tmp_path / "out") == merged(BASE, kinds)
+    said = " ".join(ended.out.split())
+    assert f"agent-3 stores {UP} as F8_E4M3 with one scale where base has BF16" in said
+    assert "agent-1 lacks" not in said
+    assert "agent-1 stores" not in said
 
 
 # --- Side files ---

@@ -70,6 +70,7 @@ def test_digests_do_not_depend_on_where_the_inputs_lie(three: list[Path], tmp_pa
         ({"options": MatchOptions(exclude=("b",))}, "exclude"),
         ({"options": MatchOptions(on_nonfinite="keep")}, "on_nonfinite"),
         ({"options": MatchOptions(compare_dtype=Dtype.BF16)}, "compare_dtype"),
+        ({"options": MatchOptions(map_prefix=(("a", "a"),))}, "map_prefix"),
     ],
 )
 def test_what_decides_the_counts_is_in_the_count_digest(

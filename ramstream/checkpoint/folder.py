@@ -1,13 +1,20 @@
-"""Which files of a folder are its weights: the index decides, else the only safetensors file."""
+"""Which files of a folder are its weights: the index decides, else the only weight file; safetensors wins."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ramstream.checkpoint.endings import INDEX, INDEX_SUFFIX, deciding_index
+from ramstream.checkpoint.endings import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    Candidates,
+    candidates,
+    deciding_index,
+)
 from ramstream.checkpoint.safetensors import read_regular
 from ramstream.checkpoint.sniff import HEAD, looks_like
 from ramstream.checkpoint.strict import parse_object
@@ -18,15 +25,23 @@ from ramstream.types import TensorInfo
 _LARGEST_JSON = 200_000_000
 
 _INSTEAD = (
-    (("adapter_config.json",), "a LoRA adapter, which is not supported yet; merge it into its base first"),
     (
-        (".bin", ".pt", ".pth", ".ckpt"),
-        "PyTorch weights, which are not supported yet; convert them to safetensors",
+        (ADAPTER_CONFIG, "adapter_model.bin"),
+        f"a LoRA adapter without {ADAPTER_WEIGHTS}; download it again, or save it with peft as safetensors",
+    ),
+    (
+        (".bin",),
+        "what PyTorch keeps of a training run, which is no weights; give the folder with the weights",
+    ),
+    (
+        (".pt", ".pth", ".ckpt"),
+        "PyTorch files that may hold anything; save their state dict as pytorch_model.bin, or as safetensors",
     ),
     ((".distcp",), "a distributed PyTorch checkpoint; convert it to safetensors"),
     ((".gguf",), "GGUF, whose quantised blocks cannot be averaged; use the safetensors it was made from"),
     ((".h5", ".msgpack", ".onnx", ".npz"), "weights of another framework; convert them to safetensors"),
 )
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.")
 _UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2", ".download", ".tmp")
 
 
@@ -46,25 +61,35 @@ def choose(folder: Path, label: str) -> Chosen:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except OSError as error:
         raise CheckpointError(f"{label}: the folder cannot be read: {error.strerror or error}") from error
-    indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
     index = deciding_index(names)
     if index is not None:
         return _by_index(folder, index, label)
-    weights = [name for name in names if name.endswith(".safetensors")]
-    if "adapter_config.json" in names and set(weights) <= {"adapter_model.safetensors"}:
-        weights = []
-    if len(indexes) > 1:
-        fault = f"holds several indexes, none named {INDEX}: {listed(indexes)}; leave one of them"
-    elif not weights:
-        fault = _what_else(folder, names)
-    elif len(weights) > 1:
-        fault = (
-            f"holds {len(weights)} safetensors files and no {INDEX} that says which belong together: "
+    found = candidates(names)
+    if fault := _undecided(folder, names, found):
+        raise CheckpointError(f"{label}: {fault}")
+    return Chosen((found.weights[0],))
+
+
+def _undecided(folder: Path, names: Sequence[str], found: Candidates) -> str:
+    """Why a folder without a deciding index does not tell its weights; empty where it does."""
+    weights, usual = found.weights, found.usual_index
+    if len(found.indexes) > 1:
+        return f"holds several indexes, none named {usual}: {listed(found.indexes)}; leave one of them"
+    if not weights:
+        return _what_else(folder, names)
+    if len(weights) > 1:
+        return (
+            f"holds {len(weights)} {found.ending[1:]} files and no {usual} that says which belong together: "
             f"{listed(weights, 20)}; add the index, or give one file by its name"
         )
-    else:
-        return Chosen((weights[0],))
-    raise CheckpointError(f"{label}: {fault}")
+    if (shard := _SHARD.search(weights[0])) and int(shard[1]) > 1:
+        return (
+            f"holds {listed(weights)} alone, one shard of {int(shard[1])}, and no {usual}; download it again, "
+            "or give the one file by its name"
+        )
+    if weights == [ADAPTER_WEIGHTS] and ADAPTER_CONFIG not in names:
+        return f"holds {ADAPTER_WEIGHTS} without its {ADAPTER_CONFIG}; download it again"
+    return ""
 
 
 def read_json(path: Path, label: str, lenient: bool = False) -> dict[str, object]:
@@ -162,17 +187,19 @@ def _shard_problem(folder: Path, file: str, label: str, index: str) -> str | Non
 
 def _what_else(folder: Path, names: Sequence[str]) -> str:
     found = []
+    rest = list(names)
     for endings, text in _INSTEAD:
-        matching = [name for name in names if name.endswith(endings)]
+        matching = [name for name in rest if name.endswith(endings)]
         if matching:
             found.append(f"holds {text} ({listed(matching, 3)})")
+            rest = [name for name in rest if name not in matching]
     unfinished = [name for name in names if name.endswith(_UNFINISHED)]
     if unfinished:
         found.append(f"holds an unfinished download ({listed(unfinished, 3)}); download it again")
     below = [name for name in names if _holds_weights(folder / name)]
     if below:
         found.append(
-            f"holds no safetensors itself, but its subfolders do: {listed(below, 10)}; give one of those"
+            f"holds no weights itself, but its subfolders do: {listed(below, 10)}; give one of those"
         )
     if found:
         return "no safetensors weights: " + "; ".join(found)
@@ -182,6 +209,6 @@ def _what_else(folder: Path, names: Sequence[str]) -> str:
 
 def _holds_weights(folder: Path) -> bool:
     try:
-        return any(name.endswith(".safetensors") for name in os.listdir(folder))
+        return bool(candidates(os.listdir(folder)).weights)
     except OSError:
         return False

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ramstream.checkpoint.endings import OTHER_WEIGHTS
+from ramstream.checkpoint.endings import NO_WEIGHTS, OTHER_WEIGHTS, TORCH, candidates
 from ramstream.errors import CheckpointError
 
 _ID = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[^\s@]+))?", re.ASCII)
 
 _IGNORED = [*(f"*{ending}" for ending in OTHER_WEIGHTS), "*.mlpackage/*", "*.tar", "*.zip", "*.gz"]
 """Everything else is fetched: safetensors, JSON, tokenizer files, templates, custom code."""
+
+_IGNORED_WITH_TORCH = [
+    *(pattern for pattern in _IGNORED if pattern != f"*{TORCH}"),
+    *(f"{name}*{TORCH}" for name in NO_WEIGHTS),
+]
+"""What is not fetched of a repository that has no safetensors."""
 
 
 def is_id(text: str) -> bool:
@@ -23,7 +30,8 @@ def is_id(text: str) -> bool:
 def fetch(text: str, faults: Callable[[Path], str]) -> Path:
     """The folder of the snapshot that `text` names, downloaded unless the local cache has it whole.
 
-    `faults` says what a folder lacks as a checkpoint, empty when nothing. CheckpointError says what was tried.
+    `.bin` weights are downloaded where there are no others. `faults` says what a folder lacks as a checkpoint,
+    empty when nothing. CheckpointError says what was tried.
     """
     match = _ID.fullmatch(text)
     assert match is not None
@@ -34,6 +42,8 @@ def fetch(text: str, faults: Callable[[Path], str]) -> Path:
         if not cached:
             return folder
     folder, reason = _snapshot(repo, revision, local_files_only=False)
+    if folder is not None and candidates(os.listdir(folder)).ending == TORCH:
+        folder, reason = _snapshot(repo, revision, local_files_only=False, ignored=_IGNORED_WITH_TORCH)
     if folder is not None:
         return folder
     raise CheckpointError(
@@ -42,13 +52,15 @@ def fetch(text: str, faults: Callable[[Path], str]) -> Path:
     )
 
 
-def _snapshot(repo: str, revision: str | None, local_files_only: bool) -> tuple[Path | None, str]:
+def _snapshot(
+    repo: str, revision: str | None, local_files_only: bool, ignored: Sequence[str] = _IGNORED
+) -> tuple[Path | None, str]:
     """The snapshot's folder, or why there is none."""
     import huggingface_hub
 
     try:
         folder = huggingface_hub.snapshot_download(
-            repo, revision=revision, ignore_patterns=_IGNORED, local_files_only=local_files_only
+            repo, revision=revision, ignore_patterns=list(ignored), local_files_only=local_files_only
         )
     except Exception as error:  # network, HTTP, disk, its own: all mean that the snapshot is not there
         return None, _reason(error)

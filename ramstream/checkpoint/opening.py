@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ramstream.checkpoint import hub
+from ramstream.checkpoint.endings import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from ramstream.checkpoint.float8 import dequantised
 from ramstream.checkpoint.folder import Chosen, choose, index_problems, read_json
+from ramstream.checkpoint.lora import adapter_tensors
 from ramstream.checkpoint.refused import refusals
-from ramstream.checkpoint.safetensors import WeightFile, read_header
+from ramstream.checkpoint.safetensors import WeightFile
+from ramstream.checkpoint.torchbin import reader_of
 from ramstream.checkpoint.wording import shown
 from ramstream.errors import CheckpointError, IntegrityError
 from ramstream.types import TensorInfo
@@ -38,6 +42,10 @@ class Checkpoint:
     config: Mapping[str, Any] | None
     """`config.json` parsed; None without one, and for a single file."""
     single_file: bool
+    adapter: bool = False
+    """Whether it is a LoRA adapter: what it does not name is the base's."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about how it was read."""
 
     @classmethod
     def open(cls, source: str | Path) -> Checkpoint:
@@ -134,15 +142,18 @@ def _open(source: str | Path, label: str) -> Checkpoint:
     if not path.is_dir():
         # The link's own folder and name, not its target's: in the Hub's cache that is a blob without a name.
         return _read(label, path.parent.resolve(), Chosen((path.name,)), None, single_file=True)
-    problems = []
-    config = None
+    problems: list[str] = []
+    chosen = None
     try:
-        if os.path.lexists(path / "config.json"):
-            config = read_json(path / "config.json", f"{label}/config.json", lenient=True)
+        chosen = choose(path, label)
     except CheckpointError as error:
         problems.append(str(error))
+    is_adapter = chosen is not None and chosen.files == (ADAPTER_WEIGHTS,)
+    config = None if is_adapter else _side_json(path, "config.json", label, problems)
+    adapter = _side_json(path, ADAPTER_CONFIG, label, problems) if is_adapter else None
     try:
-        checkpoint = _read(label, path.resolve(), choose(path, label), config, single_file=False)
+        if chosen is not None and (adapter is not None or not is_adapter):
+            checkpoint = _read(label, path.resolve(), chosen, config, False, adapter)
     except CheckpointError as error:
         problems.append(str(error))
     if problems:
@@ -150,8 +161,23 @@ def _open(source: str | Path, label: str) -> Checkpoint:
     return checkpoint
 
 
+def _side_json(folder: Path, name: str, label: str, problems: list[str]) -> Mapping[str, Any] | None:
+    """A JSON file of a folder, None where it is not there or, with a problem, cannot be read."""
+    try:
+        if os.path.lexists(folder / name):
+            return read_json(folder / name, f"{label}/{name}", lenient=True)
+    except CheckpointError as error:
+        problems.append(str(error))
+    return None
+
+
 def _read(
-    label: str, folder: Path, chosen: Chosen, config: Mapping[str, Any] | None, single_file: bool
+    label: str,
+    folder: Path,
+    chosen: Chosen,
+    config: Mapping[str, Any] | None,
+    single_file: bool,
+    adapter: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
     """Read the header of every chosen file and hold them against the index and each other."""
     problems = list(chosen.problems)
@@ -159,20 +185,25 @@ def _read(
     by_file: dict[str, list[TensorInfo]] = {}
     for name in chosen.files:
         try:
-            files[name], by_file[name] = read_header(
-                folder / name, name, label if single_file else f"{label}/{name}"
-            )
+            shown_name = label if single_file else f"{label}/{name}"
+            files[name], by_file[name] = reader_of(name)(folder / name, name, shown_name)
         except CheckpointError as error:
             problems.append(str(error))
     if chosen.weight_map is not None:
         problems += index_problems(by_file, chosen.weight_map, label)
     tensors = {info.name: info for infos in by_file.values() for info in infos}
-    problems += [f"{label}: {refusal}" for refusal in refusals(tensors)]
+    notes: list[str] = []
+    if adapter is None:
+        problems += [f"{label}: {refusal}" for refusal in refusals(tensors)]
+        tensors, faults, notes = dequantised(config, tensors, label)
+    else:
+        tensors, faults = adapter_tensors(adapter, tensors, label)
+    problems += faults
     if not tensors and not problems:
         problems.append(f"{label}: holds no tensors; give the folder with the weights")
     if problems:
         raise CheckpointError("\n".join(problems))
-    return Checkpoint(label, folder, files, tensors, config, single_file)
+    return Checkpoint(label, folder, files, tensors, config, single_file, adapter is not None, tuple(notes))
 
 
 def _samples(path: Path, size: int, label: str) -> Iterator[bytes]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from ramstream.checkpoint.endings import ADAPTER_CONFIG
+from ramstream.checkpoint.lora import PREFIX
 from ramstream.checkpoint.wording import listed
-from ramstream.types import TensorInfo
+from ramstream.types import Dtype, TensorInfo
 
 _QUANTISED = (
     ((".qweight", ".qzeros"), "GPTQ or AWQ"),
@@ -16,6 +18,8 @@ _QUANTISED = (
         "bitsandbytes 4-bit",
     ),
     (("_blocks",), "MXFP4"),
+    ((".weight._data",), "optimum-quanto"),
+    ((".weight",), "integers with scales"),
 )
 _ORIGINAL = "quantised integers cannot be averaged; use the unquantised checkpoint"
 
@@ -29,36 +33,32 @@ def refusals(tensors: Mapping[str, TensorInfo]) -> list[str]:
         ]
         if names:
             found.append(f"is quantised ({kind}: {listed(names, 3)}); {_ORIGINAL}")
-    scaled = [
-        info.name for info in tensors.values() if info.dtype.startswith("F8_") and _has_scale(info, tensors)
-    ]
-    if scaled:
-        found.append(
-            f"holds float8 weights with scales ({listed(scaled, 3)}), which are not supported yet; "
-            "convert it to bfloat16 first"
-        )
     if _is_adapter(tensors):
-        found.append("is a LoRA adapter, which is not supported yet; merge it into its base first")
+        found.append(
+            f"is a LoRA adapter, and {ADAPTER_CONFIG} says how to apply it; give the folder that holds both"
+        )
     return found
 
 
 def _is_quantised(name: str, kind: str, tensors: Mapping[str, TensorInfo]) -> bool:
-    """gpt-oss names its MXFP4 weights `x_blocks` beside `x_scales`, both bytes; the name alone is too common."""
-    return kind != "MXFP4" or (
-        tensors[name].dtype == "U8" and name.removesuffix("_blocks") + "_scales" in tensors
-    )
+    """Names that are too common by themselves say it with their dtype and their neighbours only.
 
-
-def _has_scale(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> bool:
-    """DeepSeek's `weight_scale_inv` and `scale`, compressed-tensors' `weight_scale`."""
-    beside = [info.name + "_scale_inv", info.name + "_scale"]
-    if info.name.endswith(".weight"):
-        beside.append(info.name.removesuffix("weight") + "scale")
-    return any(name in tensors for name in beside)
+    gpt-oss names its MXFP4 weights `x_blocks` beside `x_scales`, both bytes. int8 and packed NVFP4 weights have
+    the names of float8 ones (see `float8`).
+    """
+    dtype, module = tensors[name].dtype, name.removesuffix("weight")
+    if kind == "MXFP4":
+        return dtype == "U8" and name.removesuffix("_blocks") + "_scales" in tensors
+    if kind == "integers with scales":
+        beside = (name + "_scale", name + "_scale_inv", module + "scale")
+        return (
+            dtype not in Dtype.__members__
+            and not dtype.startswith("F8_")
+            and any(s in tensors for s in beside)
+        )
+    return True
 
 
 def _is_adapter(names: Collection[str]) -> bool:
     """As peft saves one; LoRA layers inside a full checkpoint are tensors like any other."""
-    return all(name.startswith("base_model.model.") for name in names) and any(
-        ".lora_" in name for name in names
-    )
+    return all(name.startswith(PREFIX) for name in names) and any(".lora_" in name for name in names)

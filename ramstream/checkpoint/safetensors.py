@@ -53,7 +53,7 @@ def read_header(path: Path, file: str, label: str) -> tuple[WeightFile, list[Ten
         raise CheckpointError(f"{label}: {error}") from error
     if problems:
         raise CheckpointError(
-            "\n".join(f"{label}: {problem}; download it again" for problem in _cut(problems))
+            "\n".join(f"{label}: {problem}; download it again" for problem in cut(problems))
         )
     digest = hashlib.sha256(header).hexdigest()
     return WeightFile(size=size, header=digest, data_start=8 + len(header)), tensors
@@ -61,13 +61,13 @@ def read_header(path: Path, file: str, label: str) -> tuple[WeightFile, list[Ten
 
 def read_regular(path: Path, limit: int) -> bytes:
     """All bytes of a regular file; ValueError when it is something else or longer than `limit`."""
-    size = _regular_size(path)
+    size = regular_size(path)
     if size > limit:
         raise ValueError(f"has {size:,} bytes, more than the {limit:,} expected of such a file")
     return path.read_bytes()
 
 
-def _regular_size(path: Path) -> int:
+def regular_size(path: Path) -> int:
     """A pipe must not be opened, it would wait for ever."""
     try:
         status = path.stat()
@@ -85,7 +85,7 @@ def _regular_size(path: Path) -> int:
 
 def _read(path: Path) -> tuple[int, bytes]:
     """Size of the file, and its header's bytes."""
-    size = _regular_size(path)
+    size = regular_size(path)
     with path.open("rb", buffering=0) as stream:
         head = stream.read(HEAD)
         length = int.from_bytes(head[:8], "little")
@@ -153,7 +153,7 @@ def _metadata_problems(metadata: object) -> list[str]:
 
 def _tensor(name: str, entry: object, file: str, start: int) -> TensorInfo:
     """One header entry; ValueError says what is wrong with it."""
-    if not _is_text(name):
+    if not is_text(name):
         raise ValueError("the name is no valid Unicode")
     if not isinstance(entry, dict):
         raise ValueError(f"described by {shown(entry)}, not by an object")
@@ -161,7 +161,7 @@ def _tensor(name: str, entry: object, file: str, start: int) -> TensorInfo:
     if absent:
         raise ValueError(f"the header lacks its {', '.join(absent)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or not dtype or not _is_text(dtype):
+    if not isinstance(dtype, str) or not dtype or not is_text(dtype):
         raise ValueError(f"dtype is {shown(dtype)}, not a name")
     if not _are_sizes(shape):
         raise ValueError(f"shape is {shown(shape)}, not a list of non-negative integers")
@@ -172,7 +172,7 @@ def _tensor(name: str, entry: object, file: str, start: int) -> TensorInfo:
     return TensorInfo(name, dtype, tuple(shape), file, start + begin, end - begin)
 
 
-def _is_text(text: str) -> bool:
+def is_text(text: str) -> bool:
     """JSON's escapes can spell half a surrogate pair, which no file or terminal takes."""
     try:
         text.encode()
@@ -219,6 +219,7 @@ def _layout_problems(tensors: list[TensorInfo], start: int, size: int) -> list[s
     return problems
 
 
-def _cut(problems: list[str]) -> list[str]:
+def cut(problems: list[str]) -> list[str]:
+    """The first problems, and how many more there are."""
     more = len(problems) - _MOST_PROBLEMS
     return problems if more <= 0 else [*problems[:_MOST_PROBLEMS], f"has {more:,} more problems like these"]

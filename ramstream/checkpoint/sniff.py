@@ -1,4 +1,4 @@
-"""What a file that is no safetensors looks like, and what to do about it."""
+"""What a file that is no weight file of ours looks like, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ HEAD = 512
 
 _AGAIN = "download it again"
 _CONVERT = "convert it to safetensors first"
+_OLD = (
+    "perhaps PyTorch weights in the old format; load and save it with torch 1.6 or newer, "
+    "or convert it to safetensors"
+)
 
 _MAGIC = (
     (
@@ -17,10 +21,10 @@ _MAGIC = (
         (b"GGUF", b"GGML"),
         "is GGUF, whose quantised blocks cannot be averaged; use the safetensors it was made from",
     ),
-    ((b"PK\x03\x04",), f"is a zip archive, perhaps PyTorch weights under another name; {_CONVERT}"),
+    ((b"PK\x03\x04",), "is a zip archive; if torch saved it, name it .bin, or convert it to safetensors"),
     (
         (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
-        f"is a pickle, perhaps PyTorch weights under another name; {_CONVERT}",
+        f"is a pickle, {_OLD}",
     ),
     ((b"\x89HDF",), f"is HDF5, perhaps Keras weights; {_CONVERT}"),
     ((b"\x1f\x8b", b"\x28\xb5\x2f\xfd"), "is compressed; unpack it first"),
@@ -36,7 +40,7 @@ def looks_like(head: bytes) -> str | None:
         if head.startswith(magics):
             return text
     if head[257:262] == b"ustar":
-        return f"is a tar archive, perhaps old PyTorch weights; {_CONVERT}"
+        return f"is a tar archive, {_OLD}"
     if not head.strip(b"\0"):
         return f"begins with zeros, as an unfinished download does; {_AGAIN}"
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()

@@ -57,6 +57,7 @@ class Capacity:
 
 def capacity(limits: Limits, count: CountPlan, merge: MergePlan | None = None) -> Capacity:
     """How many workers fit; BudgetError where not even one does, naming both numbers and the option."""
+    from ramstream.engine.computed import held_bytes
     from ramstream.kernels import host
 
     device = resolve_device(limits.device) if merge else "cpu"
@@ -73,7 +74,7 @@ def capacity(limits: Limits, count: CountPlan, merge: MergePlan | None = None) -
             wanted = memory.device_workers(_free_on(device), TorchMerger.device_bytes(count.agents), wanted)
     record = tally_dtype(count.agents).itemsize
     fixed = memory.reserved(len(tensors), count.agents, record, "F64" in sources, torch)
-    kernels = host.counter_bytes(count.agents) + host.merger_bytes(count.agents)
+    kernels = host.counter_bytes(count.agents) + host.merger_bytes(count.agents) + held_bytes(count)
     each = memory.worker(count.agents, itemsize, merge.itemsize if merge else 0, kernels, staging)
     budget = limits.budget()
     workers = memory.workers_that_fit(budget, fixed, each, wanted)

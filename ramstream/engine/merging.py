@@ -220,7 +220,9 @@ class _Run:
         plan, staged, count = self.plan, self.place.staged, self.plan.count
         base = count.checkpoints[0]
         tallies = self.store.tallies()
-        written = folder.write_side_files(Path(base.folder), plan.side_files, staged, plan.dtype)
+        written = folder.write_side_files(
+            Path(base.folder), plan.side_files, staged, plan.dtype, dequantised=count.dequantised
+        )
         index = writer.index(plan.outputs, ((t.name, slot.file, slot.nbytes) for t, slot in plan.tensors()))
         if index is not None:
             written[INDEX] = folder.write(staged / INDEX, folder.json_bytes(index))

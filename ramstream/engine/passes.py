@@ -14,6 +14,7 @@ from ramstream import durable, writer
 from ramstream.engine.ahead import ReadAhead
 from ramstream.engine.events import Advanced, Listener, Note, PassBegan, PassEnded
 from ramstream.engine.ledgers import CountLedger, MergeLedger
+from ramstream.engine.signals import held_back
 from ramstream.engine.worker import Setup, UnitResult, Work, run_task
 from ramstream.kernels import jit
 
@@ -82,7 +83,11 @@ def run_pass(
     tasks = _tasks(units, work, workers)
     running: set[Future[list[UnitResult]]] = set()
     ahead = ReadAhead(books.setup.count)
-    with closing(ahead), ThreadPoolExecutor(workers, thread_name_prefix="ramstream") as pool:
+    with (
+        held_back() as signals,
+        closing(ahead),
+        ThreadPoolExecutor(workers, thread_name_prefix="ramstream") as pool,
+    ):
         try:
             while True:
                 for task in islice(tasks, IN_FLIGHT * workers - len(running)):
@@ -93,10 +98,11 @@ def run_pass(
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     running.discard(future)
                     books.add(future.result())
+                signals.act()
         except BaseException:
             _abandon(books, running)
             raise
-    books.flush()
+        books.flush()
     books.listener(PassEnded())
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ramstream import memory, tallies
 from ramstream.checkpoint.reader import open_reader
+from ramstream.engine.computed import Computed
 from ramstream.errors import IntegrityError, RamstreamError
 from ramstream.kernels import host
 from ramstream.overlap import OverlapStore
@@ -124,6 +125,7 @@ class Worker:
             raise RamstreamError("this thread flushes subnormal numbers to zero; results would not be exact")
         self.setup, self._plan = setup, setup.count
         self._readers = [open_reader(setup.io, ref.paths) for ref in self._plan.checkpoints]
+        self._computed = Computed(self._readers)
         self._sources = host.Sources(self._plan.agents)
         self._counter = host.Counter(*_kernel_options(self._plan))
         self._planes = np.zeros((self._plan.agents, _WORDS), np.uint64)
@@ -204,19 +206,22 @@ class Worker:
             if source is None or not valid or k in unit.work.unchanged:
                 self._sources.set(k, Kind.ABSENT, 0, 0)
                 continue
-            itemsize = ITEMSIZE[source.dtype]
-            data = self._read(unit, k, source, begin * itemsize, valid * itemsize, itemsize)
-            self._sources.set(k, Dtype[source.dtype], data.ctypes.data, valid)
+            data = self._read(unit, k, source, begin, valid)
+            self._sources.set(k, source.code, data.ctypes.data, valid)
             base = data if k == 0 else base
         assert base is not None, "the base has every element"
         return base
 
-    def _read(
-        self, unit: _Unit, k: int, source: Source, begin: int, nbytes: int, alignment: int
-    ) -> NDArray[np.uint8]:
-        data = self._readers[k].read(source.file, source.offset + begin, nbytes, alignment)
+    def _read(self, unit: _Unit, k: int, source: Source, begin: int, n: int) -> NDArray[np.uint8]:
+        """The bytes of elements begin .. begin + n of a source."""
+        if source.recipe is None:
+            itemsize = source.stored_itemsize
+            offset = source.offset + begin * itemsize
+            data = self._readers[k].read(source.file, offset, n * itemsize, itemsize)
+        else:
+            data = self._computed.values(k, source, begin, n)
         unit.inputs[k].update(data)
-        unit.result.read += nbytes
+        unit.result.read += n * source.stored_itemsize
         return data
 
     def _release(self) -> None:
@@ -228,7 +233,7 @@ class Worker:
     ) -> None:
         dtype = Dtype[slot.dtype]
         out = self._buffer[: n * dtype.itemsize]
-        if slot.dtype == tensor.dtype and (self._sources.codes[1:] == Kind.ABSENT).all():
+        if self._sources.codes[0] == dtype and (self._sources.codes[1:] == Kind.ABSENT).all():
             out[...] = base
             return
         coefficients = self.setup.coefficients
@@ -256,18 +261,18 @@ class Worker:
         itemsize, slot = ITEMSIZE.get(tensor.dtype, 1), unit.slot(piece)
         differs = unit.result.differs
         for begin in range(piece.begin, piece.end, STRIP):
-            nbytes = min(STRIP, piece.end - begin)
+            first, n = begin // itemsize, min(STRIP, piece.end - begin) // itemsize
             for k, source in enumerate(tensor.sources):
                 if source is None or (k and (tensor.compare == "ignore" or k in unit.work.unchanged)):
                     continue
-                data = self._read(unit, k, source, begin, nbytes, itemsize)
+                data = self._read(unit, k, source, first, n)
                 if k == 0:
                     base = data
                 elif not np.array_equal(base, data) and [piece.tensor, k] not in differs:
                     differs.append([piece.tensor, k])
             if slot is not None:
-                self._convert(tensor, slot, nbytes // itemsize, base)
-                self._write(unit, slot, begin // itemsize, nbytes // itemsize)
+                self._convert(tensor, slot, n, base)
+                self._write(unit, slot, first, n)
             self._release()
         if slot is not None:
             self._note_narrowing(unit, piece)
@@ -275,10 +280,12 @@ class Worker:
     def _convert(self, tensor: PlannedTensor, slot: Slot, n: int, data: NDArray[np.uint8]) -> None:
         """n copied elements into the buffer; another dtype is a merge in which every agent is absent."""
         out = self._buffer[: n * ITEMSIZE.get(slot.dtype, 1)]
-        if slot.dtype == tensor.dtype:
+        source = tensor.sources[0]
+        assert source is not None, "the base has every element"
+        if slot.dtype == source.dtype:
             out[...] = data
             return
-        self._sources.set(0, Dtype[tensor.dtype], data.ctypes.data, n)
+        self._sources.set(0, source.code, data.ctypes.data, n)
         for k in range(1, self._plan.agents + 1):
             self._sources.set(k, Kind.ABSENT, 0, 0)
         ones = np.ones(self._plan.agents)

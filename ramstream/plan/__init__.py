@@ -5,7 +5,7 @@ space of bytes; both are cut into units of work that depend on nothing else. `pl
 the output files. Planning writes nothing and loads no torch.
 """
 
-from ramstream.plan.count import CheckpointRef, CountPlan, PlannedTensor, Source, plan_count
+from ramstream.plan.count import CheckpointRef, CountPlan, Operand, PlannedTensor, Source, plan_count
 from ramstream.plan.described import Described
 from ramstream.plan.layout import Space, differences, digest
 from ramstream.plan.matching import MatchOptions
@@ -17,6 +17,7 @@ __all__ = [
     "Described",
     "MatchOptions",
     "MergePlan",
+    "Operand",
     "OutputFile",
     "PlannedTensor",
     "SideFile",

@@ -11,7 +11,21 @@ from typing import TYPE_CHECKING, Any
 from ramstream.errors import PlanError
 from ramstream.plan.layout import Space, digest
 from ramstream.plan.matching import Match, MatchOptions, SameBytes, match
-from ramstream.types import ALIGNMENT, BYTE_RANGE, GRAIN, ITEMSIZE, MAX_AGENTS, Piece
+from ramstream.types import (
+    ALIGNMENT,
+    BYTE_RANGE,
+    GRAIN,
+    ITEMSIZE,
+    MAX_AGENTS,
+    Dtype,
+    Kind,
+    LowRank,
+    Piece,
+    Recipe,
+    Scaled,
+    Strided,
+    TensorInfo,
+)
 
 if TYPE_CHECKING:
     from ramstream.checkpoint import Checkpoint
@@ -21,13 +35,48 @@ SEMANTICS = 1
 
 
 @dataclass(frozen=True)
+class Operand:
+    """Another tensor that a computed one needs, whole: a scale, a factor."""
+
+    file: int
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Source:
     """Where one checkpoint holds a tensor; `valid` leading elements of it correspond to the base's."""
 
     file: int
     offset: int
     dtype: str
+    """Of the elements that the kernels get."""
     valid: int
+    shape: tuple[int, ...] = ()
+    """The checkpoint's own, for a computed tensor."""
+    recipe: Recipe | None = None
+    operands: tuple[Operand, ...] = ()
+
+    @property
+    def code(self) -> int:
+        """What the kernels are told: a dtype, or that these are deltas."""
+        return int(Kind.DELTA if isinstance(self.recipe, LowRank) else Dtype[self.dtype])
+
+    @property
+    def stored_itemsize(self) -> int:
+        """Bytes that an element takes in the file; 0 where elements are not read one after the other."""
+        if self.recipe is None:
+            return ITEMSIZE.get(self.dtype, 1)
+        return ITEMSIZE[self.recipe.stored] if isinstance(self.recipe, Scaled) else 0
+
+    @property
+    def identity(self) -> list[Any]:
+        """What of it decides the elements, beside the bytes of the files."""
+        if self.recipe is None:
+            return [self.dtype, self.valid]
+        how = {key: value for key, value in vars(self.recipe).items() if not isinstance(value, TensorInfo)}
+        return [self.dtype, self.valid, type(self.recipe).__name__, how, self.shape]
 
 
 @dataclass(frozen=True)
@@ -102,6 +151,12 @@ class CountPlan:
         return Space.lay([tensor.nbytes for tensor in self.copied], 8, BYTE_RANGE)
 
     @property
+    def dequantised(self) -> bool:
+        """Whether the base stores float8 with scales; the output does not."""
+        bases = (tensor.sources[0] for tensor in (*self.merged, *self.copied))
+        return any(base is not None and isinstance(base.recipe, Scaled) for base in bases)
+
+    @property
     def units(self) -> int:
         """Units of work: the grains, then the byte ranges."""
         return self.flat.units + self.bytes.units
@@ -114,7 +169,7 @@ class CountPlan:
     @property
     def bytes_read(self) -> int:
         """Bytes that one pass over everything reads."""
-        merged = sum(s.valid * ITEMSIZE[s.dtype] for t in self.merged for s in t.sources if s is not None)
+        merged = sum(s.valid * s.stored_itemsize for t in self.merged for s in t.sources if s is not None)
         compared = ((t.nbytes, t.sources if t.compare != "ignore" else t.sources[:1]) for t in self.copied)
         return merged + sum(nbytes * sum(s is not None for s in sources) for nbytes, sources in compared)
 
@@ -137,9 +192,9 @@ class CountPlan:
             if source is None or (k > 0 and tensor.reason and tensor.compare == "ignore"):
                 continue
             first, last = piece.begin, piece.end
-            if not tensor.reason:
-                itemsize = ITEMSIZE[source.dtype]
-                first, last = first * itemsize, min(last, source.valid) * itemsize
+            if tensor.reason:
+                first, last = (end // ITEMSIZE.get(tensor.dtype, 1) for end in (first, last))
+            first, last = (min(end, source.valid) * source.stored_itemsize for end in (first, last))
             if last <= first:
                 continue
             if (source.file, source.offset + first) == (file, end):
@@ -159,7 +214,7 @@ class CountPlan:
                 tensor.name,
                 tensor.dtype,
                 list(tensor.shape),
-                [s and [s.dtype, s.valid] for s in tensor.sources],
+                [s and s.identity for s in tensor.sources],
             ]
             for tensor in (*self.merged, *self.copied)
         ]
@@ -217,13 +272,25 @@ def _planned(entry: Match, position: Sequence[dict[str, int]]) -> PlannedTensor:
     base = entry.sources[0]
     assert base is not None
     sources = tuple(
-        None
-        if source is None
-        else Source(
-            position[k][source.file], source.offset, source.dtype, min(source.elements, base.elements)
-        )
+        None if source is None else _source(source, base.elements, position[k])
         for k, source in enumerate(entry.sources)
     )
+    nbytes = base.nbytes if base.recipe is None else base.elements * ITEMSIZE[base.dtype]
     return PlannedTensor(
-        base.name, base.dtype, base.shape, base.elements, base.nbytes, sources, entry.compare, entry.reason
+        base.name, base.dtype, base.shape, base.elements, nbytes, sources, entry.compare, entry.reason
     )
+
+
+def _source(info: TensorInfo, elements: int, position: dict[str, int]) -> Source:
+    """`valid` counts whole items of unknown dtypes as bytes: they are only copied and compared."""
+    valid = min(info.elements, elements) if info.dtype in ITEMSIZE else info.nbytes
+    file = position[info.file]
+    if info.recipe is None:
+        return Source(file, info.offset, info.dtype, valid)
+    needed = {Scaled: ("scale",), LowRank: ("a", "b"), Strided: ()}[type(info.recipe)]
+    operands = tuple(
+        Operand(position[other.file], other.offset, other.dtype, other.shape)
+        for other in (getattr(info.recipe, name) for name in needed)
+    )
+    dtype = info.dtype if isinstance(info.recipe, Strided) else "F32"
+    return Source(file, info.offset, dtype, valid, info.shape, info.recipe, operands)

@@ -5,14 +5,18 @@ Everything the headers can show is found here and listed together; nothing is sk
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
-from ramstream.errors import CheckpointError, PlanError
-from ramstream.plan.names import has_vocabulary_rows, list_names, mismatch_hint, tied_partner
-from ramstream.types import ITEMSIZE, Dtype, TensorInfo
+from ramstream.checkpoint.wording import listed, shown
+from ramstream.errors import CheckpointError, PlanError, UsageError
+from ramstream.plan.agent import Agent
+from ramstream.plan.names import list_names
+from ramstream.plan.prefixes import Prefixes, beginnings, renamed
+from ramstream.types import ITEMSIZE, Dtype, LowRank, Scaled, TensorInfo
 
 if TYPE_CHECKING:
     from ramstream.checkpoint import Checkpoint
@@ -32,12 +36,27 @@ class MatchOptions:
     vocab: Literal["error", "base-rows"] = "error"
     on_nonfinite: Literal["error", "base", "keep"] = "error"
     compare_dtype: Dtype | None = None
+    map_prefix: tuple[tuple[str, str], ...] = ()
+    """(from, to): an agent's name that begins with `from`, as it is written, begins with `to` instead. The longest
+    `from` counts, once."""
+
+    def __post_init__(self) -> None:
+        times = Counter(old for old, _ in set(self.map_prefix))
+        problems = [
+            f"--map-prefix: {old!r} is to become {' and '.join(repr(b) for a, b in self.map_prefix if a == old)}; "
+            "give it once"
+            for old, n in times.items()
+            if n > 1
+        ]
+        if problems:
+            raise UsageError("\n".join(problems))
 
     def identity(self) -> dict[str, Any]:
         """Plain data for the count digest."""
         compare = None if self.compare_dtype is None else self.compare_dtype.name
         globs = {"include": list(self.include), "exclude": list(self.exclude)}
-        return {**vars(self), **globs, "compare_dtype": compare}
+        prefixes = [list(pair) for pair in sorted(set(self.map_prefix))]
+        return {**vars(self), **globs, "compare_dtype": compare, "map_prefix": prefixes}
 
     def selects(self, name: str) -> bool:
         """Whether the globs leave a tensor to be merged."""
@@ -68,14 +87,14 @@ def match(
     base: Checkpoint, agents: Sequence[Checkpoint], options: MatchOptions, same_bytes: SameBytes | None = None
 ) -> Matched:
     """Match every tensor of the base; PlanError or CheckpointError listing every problem."""
-    _check_globs(base, options)
-    problems: list[str] = []
-    tensors = [_Agent(base, agent, options, same_bytes, problems) for agent in agents]
-    result = Matched()
-    for info in base.tensors.values():
-        result.entries.append(_match_one(info, tensors, options))
+    _check_request(base, agents, options)
+    tensors = [Agent(base, agent, options, same_bytes) for agent in agents]
+    result = Matched([_match_one(info, tensors, options) for info in base.tensors.values()])
+    met = {old: new for agent in tensors for new, old in agent.stored.items() if new in base.tensors}
     for agent in tensors:
-        agent.report(result.notes)
+        agent.report(met)
+        result.notes += agent.notes
+    problems = [problem for agent in tensors for problem in agent.problems]
     if problems:
         raise CheckpointError("\n".join(problems))
     _note_copied(base, result)
@@ -83,194 +102,64 @@ def match(
     return result
 
 
-def _check_globs(base: Checkpoint, options: MatchOptions) -> None:
-    problems = [
+def _check_request(base: Checkpoint, agents: Sequence[Checkpoint], options: MatchOptions) -> None:
+    """PlanError for a base that is none, and for globs and prefixes that mean nothing with these checkpoints."""
+    problems = []
+    if base.adapter:
+        problems.append(f"{base.label} is a LoRA adapter; give the model that it was trained on as the base")
+    problems += [
         f"{option} {glob!r} matches none of the {len(base.tensors)} tensors of {base.label}; "
         f"they are {list_names(base.tensors.values())}"
         for option, globs in (("--include", options.include), ("--exclude", options.exclude))
         for glob in globs
         if not any(fnmatchcase(name, glob) for name in base.tensors)
     ]
+    if options.map_prefix:
+        problems += _prefix_problems(agents, options.map_prefix)
     if problems:
         raise PlanError("\n".join(problems))
 
 
-def _match_one(info: TensorInfo, agents: Sequence[_Agent], options: MatchOptions) -> Match:
+def _prefix_problems(agents: Sequence[Checkpoint], prefixes: Prefixes) -> Iterator[str]:
+    """Prefixes that no agent has, and those that make one name of several tensors."""
+    names = {name for agent in agents for name in agent.tensors}
+    for old, new in dict.fromkeys(prefixes):
+        if not any(name.startswith(old) for name in names):
+            text = f"--map-prefix {old}={new}: no tensor of an agent begins with {old!r}"
+            yield f"{text}; they begin with {beginnings(names)}"
+    for agent in agents:
+        by_name: dict[str, list[str]] = {}
+        for name in agent.tensors:
+            by_name.setdefault(renamed(name, prefixes), []).append(name)
+        clashes = [(new, names) for new, names in by_name.items() if len(names) > 1]
+        for new, clashing in clashes[:1]:
+            more = f", and {len(clashes) - 1} more such" if len(clashes) > 1 else ""
+            yield (
+                f"{agent.label}: --map-prefix makes {shown(new)} of both {listed(clashing)}{more}; rename the one "
+                "out of the way with another --map-prefix, and leave it out with --extra ignore"
+            )
+
+
+def _match_one(info: TensorInfo, agents: Sequence[Agent], options: MatchOptions) -> Match:
     """Decide one tensor of the base: merged with its sources, or copied for a reason."""
     if not options.selects(info.name):
         return Match([info] + [None] * len(agents), "excluded")
     found = [agent.find(info) for agent in agents]
-    nowhere = all(tensor is None for tensor in found)
+    whole = [agent for agent in agents if not agent.checkpoint.adapter]
+    nowhere = bool(whole) and all(tensor is None for tensor in found)
+    alone = len(whole) == 1
     known = info.dtype in ITEMSIZE
-    if info.dtype not in Dtype.__members__ and (known or not nowhere or len(agents) == 1):
+    if info.dtype not in Dtype.__members__ and (known or not nowhere or alone):
         same = [agent.same_kind(info, tensor, known) for agent, tensor in zip(agents, found, strict=True)]
         reason = f"dtype {info.dtype}" if known else f"unknown dtype {info.dtype}"
         return Match([info, *same], reason, "warn" if known else "error")
-    if not nowhere or len(agents) == 1:
+    if not nowhere or alone:
         for agent, tensor in zip(agents, found, strict=True):
             if tensor is None:
-                agent.missing.append(info)
+                agent.lacks(info)
     if nowhere:
         return Match([info, *found], "no agent has it")
     return Match([info, *(a.accept(info, t) for a, t in zip(agents, found, strict=True))])
-
-
-class _Agent:
-    """One agent's tensors while they are matched: what is missing, extra, tied or of another shape."""
-
-    def __init__(
-        self,
-        base: Checkpoint,
-        checkpoint: Checkpoint,
-        options: MatchOptions,
-        same_bytes: SameBytes | None,
-        problems: list[str],
-    ) -> None:
-        self.base, self.checkpoint, self.options, self.problems = base, checkpoint, options, problems
-        self.same_bytes = same_bytes
-        self.absent: list[str] = []
-        """Names of the base that it lacks, whatever follows from that."""
-        self.missing: list[TensorInfo] = []
-        self.unneeded: list[TensorInfo] = []
-        """Tensors that it lacks and that are the base's anyway."""
-        self.tied: set[str] = set()
-        """Names of its tensors that stand for the ones they are tied to."""
-        self.rows: list[str] = []
-        self.notes: list[str] = []
-
-    def find(self, info: TensorInfo) -> TensorInfo | None:
-        """The agent's tensor of that name, or the one it is tied to."""
-        found = self.checkpoint.tensors.get(info.name)
-        if found is None:
-            partner = tied_partner(self.checkpoint.tensors, info)
-            if partner is not None and self._ties(info):
-                self.tied.add(partner.name)
-                self.notes.append(f"{self.checkpoint.label}: {info.name} is tied to {partner.name}")
-                return partner
-            self.absent.append(info.name)
-        return found
-
-    def _ties(self, info: TensorInfo) -> bool:
-        """Whether `info` of the base and its partner are one tensor: the configs say, or the base's bytes."""
-        for checkpoint in (self.checkpoint, self.base):
-            flag = _tie_flag(checkpoint)
-            if flag is not None:
-                return flag
-        partner = tied_partner(self.base.tensors, info)
-        return partner is None or (self.same_bytes is not None and self.same_bytes(self.base, info, partner))
-
-    def accept(self, info: TensorInfo, found: TensorInfo | None) -> TensorInfo | None:
-        """`found` if it can be merged into the base's tensor, otherwise a problem."""
-        if found is None:
-            return None
-        where = f"{self.checkpoint.label}/{found.file}: {info.name}"
-        if found.dtype not in Dtype.__members__:
-            self.problems.append(
-                f"{where} is {found.dtype}, the base's is {info.dtype}, and they cannot be merged; "
-                f"use --exclude {info.name} to copy the base's"
-            )
-        elif found.shape != info.shape:
-            if not self._is_vocabulary(info, found):
-                self.problems.append(
-                    f"{where} has shape {found.shape}, the base has {info.shape}; give an agent that was trained "
-                    f"from this base, or use --exclude {info.name} to copy the base's"
-                )
-            elif self.options.vocab == "error":
-                self.problems.append(
-                    f"{where} has shape {found.shape}, the base has {info.shape}; "
-                    "use --vocab base-rows to merge the rows both have"
-                )
-            else:
-                self.rows.append(f"{info.name} ({found.shape[0]} rows, the base has {info.shape[0]})")
-        return found
-
-    def same_kind(self, info: TensorInfo, found: TensorInfo | None, known: bool) -> TensorInfo | None:
-        """`found` if its bytes can be compared with those of a tensor that is copied from the base."""
-        if found is None:
-            (self.unneeded if known else self.missing).append(info)
-            return None
-        if (found.dtype, found.shape, found.nbytes) == (info.dtype, info.shape, info.nbytes):
-            return found
-        text = (
-            f"{self.checkpoint.label}/{found.file}: {info.name} is {found.dtype} {found.shape} of {found.nbytes} "
-            f"bytes, the base's is {info.dtype} {info.shape} of {info.nbytes}"
-        )
-        if known:
-            self.notes.append(f"{text}; the base's is copied")
-        else:
-            self.problems.append(
-                f"{text}; a dtype we do not know is copied only where all hold the same bytes, "
-                f"use --exclude {info.name} to copy the base's"
-            )
-        return None
-
-    def _is_vocabulary(self, info: TensorInfo, found: TensorInfo) -> bool:
-        """Whether the shapes differ in nothing but the number of vocabulary rows."""
-        if not info.shape or not found.shape or info.shape[1:] != found.shape[1:]:
-            return False
-        config = self.base.config or {}
-        sizes = [
-            part.get("vocab_size") for part in (config, config.get("text_config")) if isinstance(part, dict)
-        ]
-        return has_vocabulary_rows(info.name) or info.shape[0] in sizes
-
-    def report(self, notes: list[str]) -> None:
-        """Turn what was gathered into problems or notes."""
-        label, extra = self.checkpoint.label, self._extra()
-        hint = mismatch_hint(self.absent, [info.name for info in extra])
-        if self.missing:
-            text = f"{label} lacks {list_names(self.missing)} that the base has{hint}"
-            if self.options.missing == "error":
-                self.problems.append(f"{text}; use --missing base to treat them as unchanged there")
-            else:
-                notes.append(f"{text}; unchanged there")
-        if extra:
-            text = f"{label} has {list_names(extra)} that the base lacks{hint}"
-            if self.options.extra == "error":
-                self.problems.append(f"{text}; use --extra ignore to leave them out")
-            else:
-                notes.append(f"{text}; left out")
-        if self.unneeded:
-            notes.append(f"{label} lacks {list_names(self.unneeded)}; the base's are copied")
-        if self.rows:
-            notes.append(f"{label}: only the rows both have are merged: {', '.join(self.rows)}")
-        notes.extend(self.notes)
-
-    def _extra(self) -> list[TensorInfo]:
-        """Tensors that only the agent has, without a tied one that repeats its partner."""
-        extra = []
-        for info in self.checkpoint.tensors.values():
-            if (
-                info.name in self.base.tensors
-                or info.name in self.tied
-                or not self.options.selects(info.name)
-            ):
-                continue
-            partner = tied_partner(self.checkpoint.tensors, info)
-            untied = partner is None or partner.name not in self.base.tensors or _tie_flag(self.base) is False
-            if untied or partner is None or self.same_bytes is None:
-                extra.append(info)
-            elif self.same_bytes(self.checkpoint, info, partner):
-                self.notes.append(
-                    f"{self.checkpoint.label}: {info.name} repeats {partner.name}, tied in the base"
-                )
-            else:
-                self.problems.append(
-                    f"{self.checkpoint.label}: {info.name} differs from {partner.name}, but the base ties "
-                    f"the two (it has no {info.name}); an untied agent cannot be merged into this base, give one "
-                    "that ties them"
-                )
-        return extra
-
-
-def _tie_flag(checkpoint: Checkpoint) -> bool | None:
-    """`tie_word_embeddings` of the config, also inside `text_config`; None where it does not say."""
-    config = checkpoint.config or {}
-    for part in (config, config.get("text_config")):
-        flag = part.get("tie_word_embeddings") if isinstance(part, Mapping) else None
-        if flag is not None:
-            return bool(flag)
-    return None
 
 
 def _note_copied(base: Checkpoint, result: Matched) -> None:
@@ -290,18 +179,42 @@ def _note_copied(base: Checkpoint, result: Matched) -> None:
 def _note_dtypes(
     base: Checkpoint, agents: Sequence[Checkpoint], result: Matched, compare: Dtype | None
 ) -> None:
+    """Where an agent stores weights another way than the base, so that rounding alone counts as a change."""
     for k, agent in enumerate(agents, start=1):
         pairs: dict[tuple[str, str], list[TensorInfo]] = {}
         for entry in result.entries:
             ours, theirs = entry.sources[0], entry.sources[k]
-            if not entry.reason and ours and theirs and ours.dtype != theirs.dtype:
-                pairs.setdefault((theirs.dtype, ours.dtype), []).append(ours)
+            if entry.reason or not ours or not theirs or isinstance(theirs.recipe, LowRank):
+                continue
+            if _form(theirs) != _form(ours):
+                pairs.setdefault((_form(theirs), _form(ours)), []).append(ours)
         for pair, infos in pairs.items():
-            coarser = min(pair, key=lambda name: Dtype[name].mantissa)
-            advice = (
-                f"rounding alone counts as a change; --compare-dtype {coarser.lower()} compares what both can hold"
-                if compare is None
-                else f"what changed is compared in {compare.name}"
-            )
             text = f"{agent.label} stores {list_names(infos)} as {pair[0]} where {base.label} has {pair[1]}"
-            result.mismatches.append((k - 1, f"{text}: {advice}"))
+            result.mismatches.append((k - 1, f"{text}: {_advice(*pair, compare)}"))
+
+
+def _form(info: TensorInfo) -> str:
+    """How the weights of a tensor are rounded."""
+    if not isinstance(info.recipe, Scaled):
+        return info.dtype
+    whole = (1, *info.shape)[-2:]
+    rows, columns = (min(pair) for pair in zip(info.recipe.block, whole, strict=True))
+    each = {(1, whole[1]): "a scale a row", whole: "one scale"}.get(
+        (rows, columns), f"a scale for {rows} × {columns}"
+    )
+    return f"{info.recipe.stored} with {each}"
+
+
+def _advice(theirs: str, ours: str, compare: Dtype | None) -> str:
+    if compare is not None:
+        return f"what changed is compared in {compare.name}"
+    if theirs not in Dtype.__members__:
+        return (  # quantised after training: nothing tells the two kinds of changes apart
+            "rounding alone changes nearly every weight, and no --compare-dtype undoes that; "
+            "give base and agent in one form"
+        )
+    if ours not in Dtype.__members__:  # trained from what the base's were dequantised to
+        coarser = theirs if Dtype[theirs].itemsize <= 2 else Dtype.BF16.name
+    else:
+        coarser = min((theirs, ours), key=lambda name: Dtype[name].mantissa)
+    return f"rounding alone counts as a change; --compare-dtype {coarser.lower()} compares what both can hold"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ramstream.checkpoint.endings import TORCH
 from ramstream.errors import PlanError
 from ramstream.plan.count import CountPlan, PlannedTensor
 from ramstream.plan.layout import digest
@@ -158,7 +159,7 @@ Members = list[tuple[PlannedTensor, str]]
 
 
 def _shards(count: CountPlan, tensors: Members, shard_size: int | None) -> list[tuple[str, Members]]:
-    """The output's files with their tensors in file order: the base's own, or cut by `shard_size`."""
+    """The output's files with their tensors in file order: as the base's, or cut by `shard_size`."""
 
     def place(member: tuple[PlannedTensor, str]) -> tuple[int, int]:
         base = member[0].sources[0]
@@ -167,8 +168,10 @@ def _shards(count: CountPlan, tensors: Members, shard_size: int | None) -> list[
 
     ordered = sorted(tensors, key=place)
     if shard_size is None:
-        files = [name for name, _ in count.checkpoints[0].files]
-        return [(name, [m for m in ordered if place(m)[0] == i]) for i, name in enumerate(files)]
+        names = [name for name, _ in count.checkpoints[0].files]
+        if any(name.endswith(TORCH) for name in names):
+            names = _usual_names(len(names))
+        return [(name, [m for m in ordered if place(m)[0] == i]) for i, name in enumerate(names)]
     shards: list[Members] = [[]]
     room = shard_size
     for tensor, out in ordered:
@@ -178,9 +181,14 @@ def _shards(count: CountPlan, tensors: Members, shard_size: int | None) -> list[
             room = shard_size
         shards[-1].append((tensor, out))
         room -= need
-    if len(shards) == 1:
-        return [("model.safetensors", shards[0])]
-    return [(f"model-{i + 1:05}-of-{len(shards):05}.safetensors", shard) for i, shard in enumerate(shards)]
+    return list(zip(_usual_names(len(shards)), shards, strict=True))
+
+
+def _usual_names(count: int) -> list[str]:
+    """How transformers names that many weight files."""
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
 
 
 def _header(members: Members) -> tuple[bytes, int]:

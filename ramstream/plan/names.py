@@ -1,10 +1,11 @@
-"""What names of tensors tell: patterns, embeddings that may be tied, and why two sets of names do not meet."""
+"""What names of tensors tell: patterns, by which much is said in few words, and embeddings that may be tied."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from ramstream.checkpoint.wording import shown
 from ramstream.types import TensorInfo
@@ -53,44 +54,26 @@ def list_names(infos: Iterable[TensorInfo]) -> str:
     return f"{len(names)} tensors ({', '.join(listed)}{f' and {more} more patterns' if more > 0 else ''})"
 
 
-def mismatch_hint(missing: Sequence[str], extra: Sequence[str]) -> str:
-    """Why names may fail to match, in brackets: another prefix, or experts stored another way; or nothing."""
-    prefixes = _prefixes(missing, extra)
-    if prefixes is not None:
-        ours, theirs = prefixes
-        hits = len({ours + name[len(theirs) :] for name in extra if name.startswith(theirs)} & set(missing))
-        if 2 * hits > min(len(missing), len(extra)):
-            return f" (its names match where {theirs!r} stands for {ours!r}: the prefix differs)"
-    separate = [any(re.search(r"experts\.\d+\.", name) for name in names) for names in (missing, extra)]
-    experts = [any("experts." in name for name in names) for names in (missing, extra)]
-    if all(experts) and separate[0] != separate[1]:
-        which = ("separate", "fused") if separate[0] else ("fused", "separate")
-        return f" (the base stores experts {which[0]}, the agent {which[1]}: convert one of them)"
-    return ""
+class Remarks:
+    """What is said of a checkpoint's tensors; what holds for many of one pattern is said once."""
 
+    def __init__(self, label: str, single_file: bool) -> None:
+        self._label, self._single_file = label, single_file
+        self._infos: dict[tuple[str, str, str], list[TensorInfo]] = {}
 
-def _prefixes(missing: Sequence[str], extra: Sequence[str]) -> tuple[str, str] | None:
-    """What the first extra name that ends like a missing one begins with instead: (missing's, extra's)."""
-    by_tail: dict[tuple[str, ...], list[str]] = {}
-    for name in missing:
-        by_tail.setdefault(_tail(name), []).append(name)
-    for name in extra:
-        if len(_tail(name)) == 2 and _tail(name) in by_tail:
-            partner = max(by_tail[_tail(name)], key=lambda other: _common_ending(other, name))
-            common = _common_ending(partner, name)
-            return partner[: len(partner) - common], name[: len(name) - common]
-    return None
+    def add(self, info: TensorInfo, text: str, advice: str = "") -> None:
+        """`advice` is an option that takes the tensor's name or pattern, and what it is for."""
+        self._infos.setdefault((name_pattern(info.name), text, advice), []).append(info)
 
-
-def _tail(name: str) -> tuple[str, ...]:
-    return tuple(name.split(".")[-2:])
-
-
-def _common_ending(one: str, two: str) -> int:
-    """Letters of the components that two names have in common at their ends."""
-    letters = -1
-    for a, b in zip(reversed(one.split(".")), reversed(two.split(".")), strict=False):
-        if a != b:
-            break
-        letters += len(a) + 1
-    return max(letters, 0)
+    def lines(self) -> list[str]:
+        """`agent/file: NAME TEXT`, or `agent: PATTERN × 24 TEXT`."""
+        lines = []
+        for (pattern, text, advice), infos in list(self._infos.items())[:_SHOWN]:
+            files = {info.file for info in infos}
+            where = self._label if self._single_file or len(files) > 1 else f"{self._label}/{files.pop()}"
+            name = infos[0].name if len(infos) == 1 else pattern
+            what = shown(name) if len(infos) == 1 else f"{shown(name)} × {len(infos)}"
+            lines.append(f"{where}: {what} {text}" + advice.format(shlex.quote(shown(name))))
+        if len(self._infos) > _SHOWN:
+            lines.append(f"{self._label}: {len(self._infos) - _SHOWN} more patterns of tensors like these")
+        return lines
