@@ -23,6 +23,8 @@ from ramstream.plan import CountPlan, MatchOptions, MergePlan, plan_count, plan_
 from ramstream.types import Dtype, TensorInfo
 
 _STEP = 4 << 20
+_QUANTISED = "hf_quant_config.json"
+"""How ModelOpt says that a checkpoint is quantised."""
 _TOKENIZER = (
     "*token*.json",
     "*.tiktoken",
@@ -58,6 +60,9 @@ def plan_merge(
     """
     count = plan_counts(base, agents, method.epsilon, options)
     side_files, left_behind = ([], []) if base.single_file else folder.collect(base.folder, base.files)
+    if count.dequantised:
+        left_behind += [f"{f.name} (the output is not quantised)" for f in side_files if f.name == _QUANTISED]
+        side_files = [file for file in side_files if file.name != _QUANTISED]
     plan = plan_output(count, method, dtype, shard_size, side_files, left_behind)
     _refuse_taken_names(plan)
     return plan

@@ -726,3 +726,12 @@ def test_faults_of_headers_are_found_on_opening(tmp_path: Path) -> None:
 def test_a_single_file_is_known_by_its_shapes(tmp_path: Path) -> None:
     path = folders.weights(tmp_path / hostile.NAME, float8_model(16))
     assert all(Checkpoint.open(path).tensors[name].recipe is not None for name in SHAPES)
+
+
+def test_what_says_that_the_base_was_quantised_is_left_behind(tmp_path: Path) -> None:
+    base = float8_model(13)
+    paths = [sharded(tmp_path / "base", base), sharded(tmp_path / "agent", trained(base, 14))]
+    (tmp_path / "base" / "hf_quant_config.json").write_text("{}")
+    plan = runs.plan_of(paths, "ram")
+    assert "hf_quant_config.json" not in {file.name for file in plan.side_files}
+    assert any("hf_quant_config.json" in line for line in plan.left_behind)

@@ -200,6 +200,7 @@ def _first_shard(snapshot: Path) -> Path:
 
 NOWHERE = r"is a link to \S+, which does not exist; the download is incomplete, download it again"
 WITHOUT_WEIGHTS = "no safetensors weights: holds config.json, sub, tokenizer.json"
+"""By id the message also says that the download is incomplete; a folder may be anything."""
 INCOMPLETE: dict[str, tuple[Mapping[str, object], Callable[[Path], object], str]] = {
     "dangling link": ({}, _dangling, f"model.safetensors: {NOWHERE}"),
     "interrupted": ({}, _interrupted, f"model.safetensors: {NOWHERE}"),

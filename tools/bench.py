@@ -4,6 +4,7 @@
     python tools/bench.py --quick                      a tenth of that; ratios mean little
     python tools/bench.py --only warm,cold --out bench.json -- --workers 1
     python tools/bench.py --only growth --from bench.json --out bench.json
+    python tools/bench.py --only "" --from bench.json --markdown
 
 Groups: start, warm, cold, pressure, store, kernels, growth, forecast.
 
@@ -53,6 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cold", choices=["auto", "drop", "fadvise"], default="auto", help="how; auto")
     parser.add_argument("--cgroup", metavar="FOLDER", help="memory cgroup to make a limited one in, or `own`")
     parser.add_argument("--from", dest="earlier", type=Path, help="JSON of an earlier bench to complete")
+    parser.add_argument("--markdown", action="store_true", help="print the table for a README")
     parser.add_argument("--out", type=Path, help="write the lines and all figures as JSON")
     parser.add_argument("extra", nargs="*", help="options for `ramstream merge`, after --")
     options = parser.parse_args()
@@ -62,7 +64,7 @@ def arguments() -> argparse.Namespace:
 
 
 def groups(text: str) -> tuple[str, ...]:
-    chosen = text.split(",")
+    chosen = [name for name in text.split(",") if name]
     if unknown := set(chosen) - set(GROUPS):
         raise argparse.ArgumentTypeError(f"no group {', '.join(sorted(unknown))}; use {', '.join(GROUPS)}")
     return tuple(group for group in GROUPS if group in chosen)
@@ -121,7 +123,10 @@ def main() -> None:
             report.add(group, about(bench), measure(group, bench))
             if options.out:  # after every group: the next may take an hour
                 report.save(options.out, GROUPS)
-    console.print(report.table(GROUPS), highlight=False)
+    if options.markdown:
+        print(report.markdown(GROUPS))
+    else:
+        console.print(report.table(GROUPS), highlight=False)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,12 @@ def fetch(text: str, faults: Callable[[Path], str]) -> Path:
     if folder is not None and candidates(os.listdir(folder)).ending == TORCH:
         folder, reason = _snapshot(repo, revision, local_files_only=False, ignored=_IGNORED_WITH_TORCH)
     if folder is not None:
+        found = candidates(os.listdir(folder))
+        if not (found.weights or found.indexes):
+            raise CheckpointError(
+                f"{text}: the snapshot in the local cache has {faults(folder)}; the download is incomplete, "
+                "download it again, or name a repository with weights"
+            )
         return folder
     raise CheckpointError(
         f"{text}: no such file or folder; as a Hub id: not complete in the local cache ({cached}), "

@@ -72,6 +72,17 @@ class Report:
                 view.add_row(*cells(line))
         return view
 
+    def markdown(self, order: tuple[str, ...]) -> str:
+        """The same table for a README."""
+        rows = ["| line | goal | measured | verdict | |", "|---|---|---|---|---|"]
+        for group in (name for name in order if name in self.groups):
+            about = self.groups[group]
+            rows.append(f"| **{group}** | | | | {about_text(about)} |")
+            for line in about["lines"]:
+                name, goal, measured, _, verdict, note = cells(line)
+                rows.append(f"| {name} | {goal} | {measured} | {verdict} | {note} |")
+        return "\n".join([*rows, "", self._caption()])
+
     def _caption(self) -> str:
         return ", ".join(f"{key} {value}" for key, value in self.machine.items())
 
