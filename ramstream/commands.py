@@ -84,7 +84,7 @@ def run_merge(plan: MergePlan, out: Path, limits: Limits, options: dict[str, Any
     from ramstream.engine.ahead import head_start
     from ramstream.engine.place import Place
 
-    if Place.of(out).is_fresh:
+    if Place.of(out).is_fresh and not (options["store"] and options["store"].exists()):
         head_start(plan.count)
     from ramstream.console import progress
     from ramstream.engine.merging import merge

@@ -42,7 +42,8 @@ def begin_writing(descriptor: int, begin: int, size: int) -> None:
     to do: 0.25 s a GB against 0.4 to 1.5 s. What is written may leave the page cache, inputs are rather kept.
     """
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_DONTNEED)
+        with suppress(OSError):  # advice, which a file system may not take
+            os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_DONTNEED)
 
 
 def sync_tree(folder: Path) -> None:

@@ -39,9 +39,10 @@ def reserved(tensors: int, agents: int, record: int, wide: bool, torch: bool) ->
     return PROCESS + (WIDE if wide else 0) + (TORCH if torch else 0) + plan
 
 
-def strips(agents: int, itemsize: int) -> int:
-    """One strip of base and agents: resident as mapped pages, and once more where it had to be copied."""
-    return (agents + 1) * (2 * STRIP * itemsize + MAPPED_SLACK)
+def strips(agents: int, itemsize: int, mapped: bool) -> int:
+    """One strip of base and agents in a reader's buffers; with `mapped` also as resident pages."""
+    buffers = STRIP * itemsize + FOLIO // 8
+    return (agents + 1) * (buffers + (STRIP * itemsize + MAPPED_SLACK if mapped else 0))
 
 
 def bits(agents: int) -> int:
@@ -54,11 +55,13 @@ def output(itemsize: int) -> int:
     return STRIP * itemsize
 
 
-def worker(agents: int, itemsize: int, out_itemsize: int, kernels: int, staging: int = 0) -> int:
+def worker(
+    agents: int, itemsize: int, out_itemsize: int, kernels: int, staging: int = 0, mapped: bool = True
+) -> int:
     """One worker; itemsizes are the largest in use, `kernels` the kernels' own buffers, `staging` what a
     device needs on the host.
     """
-    return strips(agents, itemsize) + bits(agents) + output(out_itemsize) + kernels + staging
+    return strips(agents, itemsize, mapped) + bits(agents) + output(out_itemsize) + kernels + staging
 
 
 def workers_that_fit(budget: int, fixed: int, each: int, wanted: int) -> int:

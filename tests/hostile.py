@@ -173,6 +173,11 @@ def _write(**files: bytes) -> Callable[[Path], None]:
     return make
 
 
+def _adapter_by_index(folder: Path) -> None:
+    good(folder / "adapter_model.safetensors")
+    index(folder, {"w": "adapter_model.safetensors"})
+
+
 def _missing_shards(folder: Path) -> None:
     good(folder / "a.safetensors")
     index(folder, {"w": "a.safetensors", "x": "b.safetensors", "y": "c.safetensors"})
@@ -287,6 +292,10 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "one shard of two": (
         _write(**{"model-00001-of-00002__safetensors": b""}),
         "one shard of 2, and no model.safetensors.index.json",
+    ),
+    "index of an adapter without its config": (
+        _adapter_by_index,
+        "holds adapter_model.safetensors without its adapter_config.json",
     ),
     "adapter without its config": (
         _write(adapter_model__safetensors=b""),

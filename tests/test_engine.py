@@ -1,5 +1,6 @@
 """How much a run reads, what it asks for ahead, and what a forecast promises."""
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -9,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import Tensor, plan_of, random_bits, write_family
+from runs import Tensor, plan_of, random_bits, units, write_family
 
 from ramstream import Limits, cli, count, merge, overlap
-from ramstream.engine import ahead, forecast, worker
+from ramstream.engine import ahead, forecast, passes, worker
 from ramstream.engine.events import Advanced, Event
-from ramstream.plan import CountPlan, MatchOptions, MergePlan
+from ramstream.engine.signals import held_back
+from ramstream.plan import CountPlan, MatchOptions, MergePlan, Space
 from ramstream.types import GRAIN, Dtype
 
 SIZE = 2 * GRAIN + 5000
@@ -149,7 +151,7 @@ def _forecast(plan: MergePlan, out: Path) -> float:
     return float(forecast.forecast(plan, out, Limits())["estimated_seconds"])
 
 
-def test_a_forecast_rehearses_and_leaves_nothing(
+def test_a_forecast_follows_from_the_rates(
     model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forecast, "_rehearsed", lambda plan, found: (1e6, 2e6))
@@ -160,7 +162,7 @@ def test_a_forecast_rehearses_and_leaves_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_rehearsed_rates_are_those_of_real_units(model: list[Path]) -> None:
+def test_a_small_model_is_not_rehearsed(model: list[Path]) -> None:
     plan = plan_of(model)
     found = forecast.capacity(Limits(), plan.count, plan)
     assert forecast._rehearsed(plan.count, found) == (forecast.RATE, forecast.RATE), (
@@ -201,8 +203,9 @@ def test_a_signal_waits_until_the_pass_has_finished_a_step(
     def stop(number: int, frame: object) -> None:
         raise Stopped
 
-    def announce(self: ahead.ReadAhead, works: object) -> None:
-        signal.raise_signal(number)
+    def announce(self: ahead.ReadAhead, works: object, waiting: int) -> None:
+        if not finished:
+            signal.raise_signal(number)
         finished.append(1)
 
     monkeypatch.setattr(ahead.ReadAhead, "announce", announce)
@@ -216,3 +219,96 @@ def test_a_signal_waits_until_the_pass_has_finished_a_step(
     assert finished, "what the signal interrupted went on"
     monkeypatch.undo()
     assert not merge(plan_of(model), tmp_path / "out", Limits(workers=1)).already_complete
+
+
+def _twice(called: list[int]) -> None:
+    with held_back():
+        signal.raise_signal(signal.SIGINT)
+        assert not called
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_who_asks_twice_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        called.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _twice(called)
+        assert called == [signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_nothing_is_vouched_for_after_an_fsync_that_failed(
+    model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system reports lost data once: another fsync succeeds, and says nothing about what was lost."""
+    plan, out = plan_of(model, "ram"), tmp_path / "out"
+    failed: list[int] = []
+
+    def sync_files(*arguments: object) -> None:
+        failed.append(1)
+        if len(failed) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(passes.writer, "sync_files", sync_files)
+    monkeypatch.setattr(passes, "BATCH_SECONDS", 0.0)
+    with pytest.raises(OSError, match="Input/output"):
+        merge(plan, out, Limits(workers=1))
+    assert len(failed) == 1
+    assert units(tmp_path / "out.ramstream" / "journal.jsonl") == 0
+    monkeypatch.undo()
+    assert merge(plan, out, Limits(workers=1)).out == out
+
+
+def test_advice_that_a_file_system_does_not_take_ends_nothing(
+    model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def advise(*arguments: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    merge(plan_of(model), tmp_path / "out", Limits(workers=1))
+
+
+def test_reading_ahead_asks_in_steps_and_no_more_than_there_is_room_for(
+    model: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda descriptor, begin, size, advice: asked.append(size))
+    monkeypatch.setattr(ahead, "available_memory", lambda: 8 * 30 * GRAIN)
+    reading = ahead.ReadAhead(plan_of(model).count)
+    works = [worker.Work(unit, True, False) for unit in (0, 1)]
+    reading.announce(works, waiting=99)
+    assert not asked
+    reading.announce(works, waiting=1)
+    reading.close()
+    assert max(asked) == ahead.STEP
+    assert sum(asked) == 2 * 3 * 2 * GRAIN
+
+
+def test_a_rehearsal_counts_real_units_twice_and_writes_nothing(
+    model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    do = worker.Worker.do
+
+    def noted(self: worker.Worker, work: worker.Work) -> worker.UnitResult:
+        counted.append(work.unit)
+        return do(self, work)
+
+    monkeypatch.setattr(worker.Worker, "do", noted)
+    monkeypatch.setattr(Space, "units", 4)  # of which three have elements
+    plan, before = plan_of(model), sorted(tmp_path.rglob("*"))
+    found = forecast.capacity(Limits(), plan.count, plan)
+    first, again = forecast._rehearsed(plan.count, found)
+    assert first > 0
+    assert again > 0
+    assert sorted(counted) == [0, 1, 1, 2, 2, 3]
+    assert sorted(tmp_path.rglob("*")) == before

@@ -19,13 +19,14 @@ def test_reserved_grows_with_tensors_agents_and_tallies() -> None:
 
 def test_a_worker_is_the_sum_of_its_parts() -> None:
     agents, itemsize, out_itemsize, kernels, staging = 3, 2, 4, 101, 103
-    parts = memory.strips(agents, itemsize) + memory.bits(agents) + memory.output(out_itemsize)
+    parts = memory.strips(agents, itemsize, True) + memory.bits(agents) + memory.output(out_itemsize)
     assert memory.worker(agents, itemsize, out_itemsize, kernels, staging) == parts + kernels + staging
 
 
 def test_a_strip_is_resident_once_mapped_and_once_copied() -> None:
     slack = 5 * memory.MAPPED_SLACK
-    assert memory.strips(4, 2) == 2 * 5 * STRIP * 2 + slack
+    assert memory.strips(4, 2, mapped=True) == 2 * 5 * STRIP * 2 + slack + 5 * memory.FOLIO // 8
+    assert memory.strips(4, 2, mapped=False) == 5 * (STRIP * 2 + memory.FOLIO // 8)
 
 
 def test_the_output_buffer_holds_a_strip() -> None:

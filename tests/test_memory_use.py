@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 TOOLS = Path(__file__).parent.parent / "tools"
@@ -40,7 +41,7 @@ def merge(data: Path, sources: list[str], *words: str, cache: Path | None = None
 
 CASES = {
     "bf16": (("--parameters", "20M"), ()),
-    "f32, pread": (("--parameters", "20M", "--dtype", "f32"), ("--io", "pread")),
+    "f32, mapped": (("--parameters", "20M", "--dtype", "f32"), ("--io", "mmap")),
     "f64": (("--parameters", "10M", "--dtype", "f64"), ()),
     "f8 to f64": (("--parameters", "20M", "--dtype", "f8"), ("--dtype", "f64")),
     "16 agents": (("--parameters", "10M", "--agents", "16"), ()),
@@ -64,6 +65,48 @@ def test_measured_is_at_most_projected(data: Path, model: tuple[str, ...], words
 def test_a_first_run_that_compiles_its_kernels_is_inside_too(data: Path, tmp_path: Path, dtype: str) -> None:
     done = merge(data, make(data, "--parameters", "5M", "--dtype", dtype), cache=tmp_path / "cache")
     assert done["peak_memory"] <= done["projected_memory"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [False, True], ids=["", "first run"])
+@pytest.mark.parametrize("kind", ["adapter", "float8"])
+def test_computed_tensors_are_inside_too(kind: str, first: bool, data: Path, tmp_path: Path) -> None:
+    """A rank-64 adapter, or float8 with scales, of a tensor larger than what is left of the budget."""
+    rows, columns = 48_000, 2048
+    rng = np.random.default_rng(5)
+    weight = rng.integers(0, 1 << 15, (rows, columns), np.uint16) & np.uint16(0x3FFF)
+    data.mkdir()
+    for name in ("base", "agent-1"):
+        (data / name).mkdir()
+    if kind == "adapter":
+        save(data / "base" / "model.safetensors", {"m.weight": ("BF16", weight)})
+        a, b = rng.standard_normal((64, columns)), rng.standard_normal((rows, 64))
+        factors = {"A": a.astype(np.float32), "B": b.astype(np.float32)}
+        tensors = {f"base_model.model.m.lora_{side}.weight": ("F32", f) for side, f in factors.items()}
+        save(data / "agent-1" / "adapter_model.safetensors", tensors)
+        config = {"peft_type": "LORA", "r": 64, "lora_alpha": 64, "target_modules": ["m"]}
+        (data / "agent-1" / "adapter_config.json").write_text(json.dumps(config))
+    else:
+        for k, name in enumerate(("base", "agent-1")):
+            scale = np.full((rows // 128, columns // 128), 0.01, np.float32)
+            stored = (weight >> 8).astype(np.uint8) ^ np.uint8(k)
+            tensors = {"m.weight": ("F8_E4M3", stored), "m.weight_scale_inv": ("F32", scale)}
+            save(data / name / "model.safetensors", tensors)
+    sources = [str(data / name) for name in ("base", "agent-1")]
+    done = merge(data, sources, cache=tmp_path / "cache" if first else None)
+    assert done["peak_memory"] <= done["projected_memory"]
+
+
+def save(path: Path, tensors: dict[str, tuple[str, Any]]) -> None:
+    table, end = {}, 0
+    for name, (dtype, values) in tensors.items():
+        begin, end = end, end + values.nbytes
+        table[name] = {"dtype": dtype, "shape": values.shape, "data_offsets": [begin, end]}
+    header = json.dumps(table).encode()
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for _, values in tensors.values():
+            file.write(values.tobytes())
 
 
 @pytest.mark.slow

@@ -48,8 +48,8 @@ def fetch(text: str, faults: Callable[[Path], str]) -> Path:
         found = candidates(os.listdir(folder))
         if not (found.weights or found.indexes):
             raise CheckpointError(
-                f"{text}: the snapshot in the local cache has {faults(folder)}; the download is incomplete, "
-                "download it again, or name a repository with weights"
+                f"{text}: {faults(folder)}; the download is incomplete, or the repository has no weights "
+                "in its root"
             )
         return folder
     raise CheckpointError(

@@ -49,7 +49,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, source: str | Path) -> Checkpoint:
-        """Open a folder, one `.safetensors` file or a Hub id. CheckpointError lists all its problems."""
+        """Open a folder, one `.safetensors` or `.bin` file, or a Hub id. CheckpointError lists all its problems."""
         return _open(source, _label(source))
 
     @property
@@ -151,6 +151,8 @@ def _open(source: str | Path, label: str) -> Checkpoint:
     is_adapter = chosen is not None and chosen.files == (ADAPTER_WEIGHTS,)
     config = None if is_adapter else _side_json(path, "config.json", label, problems)
     adapter = _side_json(path, ADAPTER_CONFIG, label, problems) if is_adapter else None
+    if is_adapter and adapter is None and not problems:
+        problems.append(f"{label}: holds {ADAPTER_WEIGHTS} without its {ADAPTER_CONFIG}; download it again")
     try:
         if chosen is not None and (adapter is not None or not is_adapter):
             checkpoint = _read(label, path.resolve(), chosen, config, False, adapter)

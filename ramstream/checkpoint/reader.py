@@ -109,7 +109,7 @@ class MappedReader:
 
 
 class PreadReader:
-    """Reads into one reused buffer: for network file systems, and files that may be truncated meanwhile."""
+    """Reads into one reused buffer; nothing is mapped, so a file may be truncated meanwhile."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = list(paths)

@@ -9,13 +9,20 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from ramstream import durable
+from ramstream.engine.limits import available_memory
 from ramstream.plan import CountPlan
 
 if TYPE_CHECKING:
     from ramstream.engine.worker import Work
 
-HEAD = 1 << 30
-"""Bytes that are fetched before a pass begins: what a fast disk gives while libraries and kernels load."""
+MOST = 1 << 30
+"""Bytes that are asked for before they are read, at most: what a fast disk gives while kernels load."""
+
+SHARE = 8
+"""No more than this part of the memory that the page cache can have."""
+
+STEP = 1 << 17
+"""Bytes asked for at once: Linux cuts longer requests to its read-ahead, usually 128 KiB, without a word."""
 
 
 class ReadAhead:
@@ -27,19 +34,23 @@ class ReadAhead:
 
     def __init__(self, plan: CountPlan) -> None:
         self._plan = plan
+        self._per_unit = plan.bytes_read // max(plan.units, 1) + 1
+        self._most = min(MOST, available_memory() // SHARE) // self._per_unit
+        """Units."""
         self._files = [durable.OpenFiles(ref.paths, os.O_RDONLY) for ref in plan.checkpoints]
 
-    def announce(self, works: Sequence[Work]) -> None:
-        """Ask for all that these works will read."""
+    def announce(self, works: Sequence[Work], waiting: int = 0) -> None:
+        """Ask for all that these works will read, unless as many tasks wait as there is room for."""
+        if waiting * len(works) > self._most:
+            return
         for work in works:
             for k in range(len(self._files)):
                 if k not in work.unchanged:
                     self._fetch(work.unit, k)
 
     def announce_head(self) -> None:
-        """Ask for the first units, HEAD bytes at most."""
-        per_unit = self._plan.bytes_read // max(self._plan.units, 1)
-        for unit in range(min(self._plan.units, HEAD // max(per_unit, 1))):
+        """Ask for the first units, as many as there is room for."""
+        for unit in range(min(self._plan.units, self._most)):
             for k in range(len(self._files)):
                 self._fetch(unit, k)
 
@@ -49,7 +60,9 @@ class ReadAhead:
         try:
             for file, begin, end in self._plan.reads(unit, k):
                 descriptor = self._files[k].get(file)
-                os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_WILLNEED)
+                for start in range(begin, end, STEP):
+                    size = min(STEP, end - start)
+                    os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_WILLNEED)
         except OSError:
             pass
 

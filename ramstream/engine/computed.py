@@ -13,8 +13,11 @@ from ramstream.checkpoint.reader import Reader
 from ramstream.plan import CountPlan, Source
 from ramstream.types import ITEMSIZE, STRIP, Dtype, LowRank, Scaled, Strided
 
-_STEP = 1 << 20
-"""Bytes that are read at once of what is held whole, so that a reader's buffer stays short."""
+_STEP = 1 << 17
+"""Items that are read at once of what is held whole, so that a reader's buffer stays short."""
+
+_WIDENING = 32
+"""Bytes an item while it is read and widened: the reader's buffer and numpy's temporaries."""
 
 
 class Computed:
@@ -43,6 +46,9 @@ class Computed:
             low_rank(held[0], held[1], scaling, transposed, begin, out.view(np.float32))
         elif isinstance(source.recipe, Scaled):
             self._scaled(k, source, source.recipe, held[0], begin, out.view(np.float32))
+        if not isinstance(source.recipe, Strided):
+            values = out.view(np.float32)
+            values[np.isnan(values)] = np.nan  # which NaN arithmetic gives depends on the machine
         return out
 
     def _scaled(
@@ -91,9 +97,8 @@ class Computed:
     def _read(self, k: int, file: int, offset: int, dtype: str, into: NDArray[Any], convert: Any) -> None:
         """All items of a tensor through the reader, a step at a time."""
         itemsize = ITEMSIZE.get(dtype, 1)  # scales may be F8_E8M0, which no weight is
-        step = _STEP // itemsize
-        for begin in range(0, len(into), step):
-            n = min(step, len(into) - begin)
+        for begin in range(0, len(into), _STEP):
+            n = min(_STEP, len(into) - begin)
             raw = self._readers[k].read(file, offset + begin * itemsize, n * itemsize, itemsize)
             into[begin : begin + n] = convert(raw)
             self._readers[k].release()
@@ -112,7 +117,7 @@ def held_bytes(plan: CountPlan) -> int:
     for k in range(plan.agents + 1):
         sources = [tensor.sources[k] for tensor in (*plan.merged, *plan.copied)]
         needs = [_needs(source) for source in sources if source is not None and source.recipe is not None]
-        total += STRIP * 8 + 3 * _STEP + max(needs) if needs else 0
+        total += STRIP * 8 + _WIDENING * _STEP + max(needs) if needs else 0
     return total
 
 

@@ -106,13 +106,13 @@ def _seconds(plan: MergePlan, found: Capacity, passes: int, written: int) -> flo
 def _rehearsed(plan: CountPlan, found: Capacity) -> tuple[float, float]:
     """Bytes per second of counting units spread over the inputs, and of counting the same ones once more."""
     units = min(REHEARSED, plan.flat.units // 4)
-    if not units:
+    if not units or not plan.bytes_read:
         return RATE, RATE
     begins = (plan.flat.units // 4, plan.flat.units * 3 // 4 - units)
     chosen = [begin + k for begin in begins for k in range(units)]
     books = Books(Setup(plan, found.io), None, None, ignore, durable=False)
     rates = []
-    for sample in ([plan.flat.units - 1], chosen, chosen):  # the first of them only loads the kernels
+    for sample in ([0, plan.flat.units - 1], chosen, chosen):  # the first of them only loads the kernels
         begun = time.perf_counter()
         run_pass("rehearsal", books, sample, lambda unit: Work(unit, count=True, merge=False), found.workers)
         nbytes = len(sample) * plan.bytes_read / plan.units

@@ -75,7 +75,9 @@ def capacity(limits: Limits, count: CountPlan, merge: MergePlan | None = None) -
     record = tally_dtype(count.agents).itemsize
     fixed = memory.reserved(len(tensors), count.agents, record, "F64" in sources, torch)
     kernels = host.counter_bytes(count.agents) + host.merger_bytes(count.agents) + held_bytes(count)
-    each = memory.worker(count.agents, itemsize, merge.itemsize if merge else 0, kernels, staging)
+    each = memory.worker(
+        count.agents, itemsize, merge.itemsize if merge else 0, kernels, staging, limits.io == "mmap"
+    )
     budget = limits.budget()
     workers = memory.workers_that_fit(budget, fixed, each, wanted)
     return Capacity(workers, budget, fixed + workers * each, device, limits.io)

@@ -41,6 +41,8 @@ class Books:
     listener: Listener
     durable: bool = True
     _pending: list[UnitResult] = field(default_factory=list)
+    _failed: bool = False
+    """Whether a flush failed: the system reports lost data once, and a second fsync would vouch for it."""
     _since: float = field(default_factory=time.monotonic)
 
     def add(self, results: Iterable[UnitResult]) -> None:
@@ -51,8 +53,10 @@ class Books:
             self.flush()
 
     def flush(self) -> None:
-        """Make everything gathered durable and vouch for it."""
-        results, self._pending = self._pending, []
+        """Make everything gathered durable and vouch for it; nothing more once that has failed."""
+        if self._failed:
+            return
+        results, self._pending, self._failed = self._pending, [], True
         if results and self.durable:
             durable.sync_all(Path(result.chunk) for result in results if result.chunk)
             if self.setup.merge and self.setup.out:
@@ -64,6 +68,7 @@ class Books:
         merged = [result for result in results if result.output is not None]
         if merged and self.merges is not None:
             self.merges.add([MergeLedger.line(result) for result in merged])
+        self._failed = False
         if results:
             self.listener(Advanced(len(results), sum(result.read for result in results)))
         self._since = time.monotonic()
@@ -92,7 +97,7 @@ def run_pass(
             while True:
                 for task in islice(tasks, IN_FLIGHT * workers - len(running)):
                     running.add(pool.submit(run_task, books.setup, task))
-                    ahead.announce(task)
+                    ahead.announce(task, len(running))
                 if not running:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -22,11 +22,14 @@ class Signals:
     def act(self) -> None:
         """Do what the former handler does about a signal that arrived: as a rule it raises."""
         if self._arrived:
-            number, frame = self._arrived.pop()
+            number, frame = self._arrived[-1]
             self._before[number](number, frame)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._arrived.append((number, frame))
+        if len(self._arrived) > 1:  # whoever asks twice does not want to wait for a disk that hangs
+            self._give_back()
+            self.act()
 
     def _take(self) -> None:
         for number in _STOPPING:

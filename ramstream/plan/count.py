@@ -169,9 +169,9 @@ class CountPlan:
     @property
     def bytes_read(self) -> int:
         """Bytes that one pass over everything reads."""
-        merged = sum(s.valid * s.stored_itemsize for t in self.merged for s in t.sources if s is not None)
-        compared = ((t.nbytes, t.sources if t.compare != "ignore" else t.sources[:1]) for t in self.copied)
-        return merged + sum(nbytes * sum(s is not None for s in sources) for nbytes, sources in compared)
+        compared = (t.sources if t.compare != "ignore" else t.sources[:1] for t in self.copied)
+        read = (*(t.sources for t in self.merged), *compared)
+        return sum(s.valid * s.stored_itemsize for sources in read for s in sources if s is not None)
 
     def is_grain(self, unit: int) -> bool:
         """Whether a unit is a grain of merged tensors."""
@@ -193,8 +193,8 @@ class CountPlan:
                 continue
             first, last = piece.begin, piece.end
             if tensor.reason:
-                first, last = (end // ITEMSIZE.get(tensor.dtype, 1) for end in (first, last))
-            first, last = (min(end, source.valid) * source.stored_itemsize for end in (first, last))
+                first, last = (place // ITEMSIZE.get(tensor.dtype, 1) for place in (first, last))
+            first, last = (min(place, source.valid) * source.stored_itemsize for place in (first, last))
             if last <= first:
                 continue
             if (source.file, source.offset + first) == (file, end):
@@ -222,11 +222,21 @@ class CountPlan:
             "base": self.checkpoints[0].fingerprint,
             "agents": [checkpoint.fingerprint for checkpoint in self.checkpoints[1:]],
             "layout": digest([len(self.merged), tensors]),
+            **({"recipes": recipes} if any(recipes := self._recipes()) else {}),
             **self.options.identity(),
             "epsilon": self.epsilon,
             "grain": GRAIN,
             "semantics": SEMANTICS,
         }
+
+    def _recipes(self) -> list[list[str]]:
+        """What of each checkpoint is computed how, each way once: the layout's digest has them tensor by tensor."""
+        ways: list[set[str]] = [set() for _ in self.checkpoints]
+        for tensor in (*self.merged, *self.copied):
+            for k, source in enumerate(tensor.sources):
+                if source is not None and source.recipe is not None:
+                    ways[k].add(" ".join(map(str, source.identity[2:4])))
+        return [sorted(found)[:8] for found in ways]
 
     @cached_property
     def digest(self) -> str:
