@@ -35,7 +35,7 @@ from ramstream.plan import CountPlan, Described, Space, differences
 from ramstream.tallies import Tallies, empty, tally_dtype
 from ramstream.types import ALIGNMENT, GRAIN
 
-FORMAT = "ramstream overlap 2"
+FORMAT = "ramstream overlap 3"
 BITS = "changed"
 JOURNAL = "journal.jsonl"
 LOCK = "lock"

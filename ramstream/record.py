@@ -7,7 +7,7 @@ import json
 import platform
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ramstream.errors import PlanError
 from ramstream.plan import Described, MergePlan, Space
 from ramstream.types import ALIGNMENT, BYTE_RANGE, GRAIN
 
-FORMAT = "ramstream merge 1"
+FORMAT = "ramstream merge 2"
 _PACKAGES = ("ramstream", "numpy", "numba", "xxhash", "zarr", "safetensors")
 
 
@@ -88,7 +88,8 @@ class Record:
 
     def to_bytes(self) -> bytes:
         """As it stands in `ramstream.json`."""
-        return folder.json_bytes(asdict(self))
+        tensors = {group: [vars(t) for t in getattr(self, group)] for group in ("merged", "copied")}
+        return folder.json_bytes({**vars(self), **tensors})
 
     @classmethod
     def read(cls, output: Path) -> Record:

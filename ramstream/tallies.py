@@ -68,12 +68,12 @@ def add(total: Tallies, index: int, piece: Any) -> None:
 
 def encode(tallies: Tallies) -> str:
     """ASCII form for a journal line, exact to the bit."""
-    return base64.b85encode(zlib.compress(tallies.tobytes(), 1)).decode("ascii")
+    return base64.b64encode(zlib.compress(tallies.tobytes(), 1)).decode("ascii")
 
 
 def decode(text: str, agents: int) -> Tallies:
     """The inverse of `encode`."""
-    return np.frombuffer(zlib.decompress(base64.b85decode(text)), tally_dtype(agents)).copy()
+    return np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), tally_dtype(agents)).copy()
 
 
 def changed(tallies: Tallies) -> NDArray[np.int64]:

@@ -43,7 +43,7 @@ class Dtype(IntEnum):
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return {Dtype.F64: 8, Dtype.F32: 4, Dtype.BF16: 2, Dtype.F16: 2}.get(self, 1)
+        return (4, 8, 2, 2, 1, 1)[self]
 
     @property
     def mantissa(self) -> int:

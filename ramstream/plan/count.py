@@ -58,12 +58,12 @@ class Source:
     recipe: Recipe | None = None
     operands: tuple[Operand, ...] = ()
 
-    @property
+    @cached_property
     def code(self) -> int:
         """What the kernels are told: a dtype, or that these are deltas."""
         return int(Kind.DELTA if isinstance(self.recipe, LowRank) else Dtype[self.dtype])
 
-    @property
+    @cached_property
     def stored_itemsize(self) -> int:
         """Bytes that an element takes in the file; 0 where elements are not read one after the other."""
         if self.recipe is None:
@@ -191,10 +191,11 @@ class CountPlan:
             source = tensor.sources[k]
             if source is None or (k > 0 and tensor.reason and tensor.compare == "ignore"):
                 continue
-            first, last = piece.begin, piece.end
+            first, last, itemsize = piece.begin, piece.end, source.stored_itemsize
             if tensor.reason:
-                first, last = (place // ITEMSIZE.get(tensor.dtype, 1) for place in (first, last))
-            first, last = (min(place, source.valid) * source.stored_itemsize for place in (first, last))
+                nominal = ITEMSIZE.get(tensor.dtype, 1)
+                first, last = first // nominal, last // nominal
+            first, last = first * itemsize, min(last, source.valid) * itemsize
             if last <= first:
                 continue
             if (source.file, source.offset + first) == (file, end):
