@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import Tensor, plan_of, random_bits, units, write_family
+from runs import Tensor, plan_of, random_bits, stopped, units, write_family
 
 from ramstream import Limits, cli, count, merge, overlap
 from ramstream.engine import ahead, forecast, passes, worker
 from ramstream.engine.events import Advanced, Event
 from ramstream.engine.signals import held_back
+from ramstream.errors import IntegrityError, JournalError
 from ramstream.plan import CountPlan, MatchOptions, MergePlan, Space
 from ramstream.types import GRAIN, Dtype
 
@@ -312,3 +313,30 @@ def test_a_rehearsal_counts_real_units_twice_and_writes_nothing(
     assert again > 0
     assert sorted(counted) == [0, 1, 1, 2, 2, 3]
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("method", ["ram", "ram-plus"])
+def test_an_input_written_to_while_it_is_read_is_an_error(
+    method: str, model: list[Path], tmp_path: Path
+) -> None:
+    """Also in one scan, where no second pass would compare checksums: half of it would be old, half new."""
+    weights = model[1] / "model.safetensors"
+
+    def write(event: Event) -> None:
+        if isinstance(event, Advanced):
+            os.utime(weights, ns=(1, 1))
+
+    with pytest.raises(IntegrityError, match="agent-1 was written to while it was read"):
+        merge(plan_of(model, method), tmp_path / "out", Limits(workers=1), listener=write)
+    os.utime(weights)
+    with pytest.raises(IntegrityError, match="agent-1 was written to while it was read"):
+        count(plan_of(model, method).count, Limits(workers=1), listener=write)
+    assert not (tmp_path / "out").exists()
+    merge(plan_of(model, method), tmp_path / "out", Limits(workers=1))
+
+
+def test_a_dry_run_refuses_what_an_unfinished_run_makes_impossible(model: list[Path], tmp_path: Path) -> None:
+    stopped(plan_of(model), tmp_path / "out", "counting")
+    with pytest.raises(JournalError):
+        forecast.forecast(plan_of(model[:2]), tmp_path / "out", Limits())
+    forecast.forecast(plan_of(model, r=0.5), tmp_path / "out", Limits())

@@ -507,10 +507,12 @@ def tiny(kind: str) -> Any:
         return transformers.GPT2LMHeadModel(config)
     sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "max_position_embeddings": 32}
     heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0}
-    config = transformers.LlamaConfig(**sizes, **heads, tie_word_embeddings=False, attention_bias=True)
-    return getattr(transformers, kind)(config)
+    name, tied, _ = kind.partition(TIED)
+    config = transformers.LlamaConfig(**sizes, **heads, tie_word_embeddings=bool(tied), attention_bias=True)
+    return getattr(transformers, name)(config)
 
 
+TIED = ", tied"
 LLAMA, SCORED = "LlamaForCausalLM", "LlamaForSequenceClassification"
 ATTENTION = ["q_proj", "down_proj"]
 PATTERNS = {
@@ -850,6 +852,34 @@ def test_a_peft_folder_merges_into_its_saved_base(peft: Any, tmp_path: Path) -> 
         tiny(LLAMA).save_pretrained(tmp_path / "base")
     trained = train(peft, tmp_path / "adapter", LLAMA, target_modules=ATTENTION, modules_to_save=["lm_head"])
     merge(plan_for([tmp_path / "base", tmp_path / "adapter"], Ram(epsilon=0.0)), tmp_path / "out")
+    for name, tensor in folders.read(tmp_path / "out").items():
+        assert np.allclose(tensor.values, trained.after[name], rtol=1e-6, atol=1e-6), name
+
+
+@pytest.mark.parametrize("saved", ["lm_head", "embed_tokens"])
+def test_an_adapter_that_trains_one_of_two_tied_tensors_apart_is_an_error(
+    saved: str, peft: Any, tmp_path: Path
+) -> None:
+    """What PEFT saves whole it trained as a copy: in the base the same values would do for both."""
+    with unheard():
+        tiny(LLAMA + TIED).save_pretrained(tmp_path / "base")
+    train(peft, tmp_path / "adapter", LLAMA + TIED, target_modules=["q_proj"], modules_to_save=[saved])
+    with pytest.raises(CheckpointError, match=rf"holds \S*{saved}.weight whole, trained apart"):
+        plan_for([tmp_path / "base", tmp_path / "adapter"])
+
+
+def test_the_copies_of_the_base_that_peft_saves_beside_embeddings_are_not_read(
+    peft: Any, tmp_path: Path
+) -> None:
+    with unheard():
+        tiny(LLAMA).save_pretrained(tmp_path / "base")
+    targets = ["q_proj", "embed_tokens", "lm_head"]
+    trained = train(peft, tmp_path / "adapter", LLAMA, target_modules=targets)
+    plan = plan_for([tmp_path / "base", tmp_path / "adapter"], Ram(epsilon=0.0))
+    held = read_header(tmp_path / "adapter" / "adapter_model.safetensors", "", "")[1]
+    copies = [info.name for info in held if ".base_layer." in info.name]
+    assert len([note for note in plan.count.notes if "PEFT's copy" in note]) == len(copies) > 0
+    merge(plan, tmp_path / "out")
     for name, tensor in folders.read(tmp_path / "out").items():
         assert np.allclose(tensor.values, trained.after[name], rtol=1e-6, atol=1e-6), name
 

@@ -1051,6 +1051,14 @@ def merge_into(out: Path, sources: Sequence[Path], **limits: Any) -> Path:
     return out
 
 
+def test_a_few_bytes_expanded_to_terabytes_are_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(1).expand(1 << 30, 1 << 20)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(
+        CheckpointError, match="a: is expanded from 1 items to 1,125,899,906,842,624; save it"
+    ):
+        Checkpoint.open(tmp_path)
+
+
 @pytest.mark.parametrize("io", ["mmap", "pread"])
 def test_merge_of_bin_is_that_of_safetensors(io: str, tmp_path: Path) -> None:
     base = bin_folder(tmp_path / "base", BASE)

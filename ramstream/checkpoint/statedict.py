@@ -21,6 +21,9 @@ from ramstream.types import ITEMSIZE, Dtype, Strided, TensorInfo, config_name
 ALONE = "save the weights alone (`torch.save(model.state_dict(), …)`)"
 
 _LARGEST = (1 << 63) - 1
+_MOST_EXPANDED = 1 << 20
+"""How many times the stored elements an expanded tensor may have: a few bytes must not become terabytes."""
+
 _DAMAGED = "the file is damaged, download it again"
 
 _STORAGES = {
@@ -149,6 +152,8 @@ def _tensor(name: str, value: object, storages: Mapping[str, Member], file: str)
     end = (offset + last + 1) * itemsize
     if end > at.size:
         raise ValueError(f"ends at byte {end:,} of its storage, which has {at.size:,}; {_DAMAGED}")
+    if elements > _MOST_EXPANDED * (last + 1):
+        raise ValueError(f"is expanded from {last + 1:,} items to {elements:,}; save it contiguous()")
     first = at.offset + offset * itemsize
     return TensorInfo(name, dtype, shape, file, first, elements * itemsize, _recipe(shape, strides))
 

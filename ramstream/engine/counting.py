@@ -12,7 +12,7 @@ import numpy as np
 
 from ramstream import durable, folder
 from ramstream.engine.events import Listener, Note, ignore
-from ramstream.engine.inputs import input_stats
+from ramstream.engine.inputs import input_stats, refuse_changed
 from ramstream.engine.ledgers import CountLedger, Ledger
 from ramstream.engine.limits import Capacity, Limits, capacity
 from ramstream.engine.passes import Books, run_pass
@@ -39,9 +39,10 @@ def count(
     with TemporaryDirectory(prefix="ramstream-") as path, durable.disk_full_is_an_error(Path(path)):
         ledger = CountLedger(Path(path) / JOURNAL, plan, durable=False)
         try:
-            input_stats(plan)
+            before = input_stats(plan)
             setup = Setup(plan, found.io)
             tallies, notes = count_pass(setup, ledger, found.workers, listener, durable=False)
+            refuse_changed(plan, before)
         finally:
             ledger.close()
     described = Described.of(plan)
@@ -93,6 +94,7 @@ def count_pass(
     books = Books(setup, ledger, None, listener, durable)
     left = np.flatnonzero(~ledger.done).tolist()
     run_pass("counting", books, left, lambda unit: ledger.work(unit, merge=False, skip=True), workers)
+    refuse_changed(setup.count, ledger.inputs)
     tallies = ledger.tallies()
     return tallies, check_counts(setup.count, ledger, tallies)
 

@@ -46,6 +46,7 @@ def forecast(
     finished = place.finished(plan) is not None
     check = (plan, place, limits, store, keep, overwrite)
     found = capacity(limits, count, plan) if finished else preflight(*check)
+    place.refuse_unfinished(plan)
     passes = 0 if finished else 1 if _is_counted(store or place.store, plan) else 2
     kept = overlap.projected_size(count) if keep else 0
     read, written = passes * count.bytes_read, 0 if finished else plan.written

@@ -9,6 +9,18 @@ Stats = list[list[list[int]]]
 """[size, mtime in ns, inode] of every file of every checkpoint."""
 
 
+def refuse_changed(plan: CountPlan, before: Stats | None) -> None:
+    """IntegrityError where an input file is not in the state it was in before it was read."""
+    if before is None:
+        return
+    for checkpoint, now, then in zip(plan.checkpoints, input_stats(plan), before, strict=True):
+        if now != then:
+            raise IntegrityError(
+                f"{checkpoint.label} was written to while it was read (its size, time or inode is another now); "
+                "restore it and run the same command again, which compares what was read with what is there"
+            )
+
+
 def input_stats(plan: CountPlan) -> Stats:
     """The present state of every input file. IntegrityError where one is gone or has another size than planned."""
     result: Stats = []

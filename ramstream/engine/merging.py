@@ -17,7 +17,7 @@ from ramstream.checkpoint.endings import INDEX
 from ramstream.engine.counting import check_counts, compare_inputs, count_pass, open_store
 from ramstream.engine.disk import check_disk
 from ramstream.engine.events import Listener, Note, ignore
-from ramstream.engine.inputs import input_stats
+from ramstream.engine.inputs import input_stats, refuse_changed
 from ramstream.engine.ledgers import CountLedger, Ledger, MergeLedger
 from ramstream.engine.limits import Capacity, Limits, capacity, peak_memory
 from ramstream.engine.passes import Books, run_pass
@@ -214,6 +214,7 @@ class _Run:
             lambda unit: self.counts.work(unit, merge=not self.merges.done[unit], skip=skip),
             self.capacity.workers,
         )
+        refuse_changed(self.plan.count, self.merges.inputs)
 
     def complete(self, seconds: float) -> None:
         """Write everything of the output that is not weights; durable on return."""

@@ -145,6 +145,12 @@ class Place:
                 f"{self.out} holds files but no model; --overwrite replaces models only, choose another output"
             )
 
+    def refuse_unfinished(self, plan: MergePlan) -> None:
+        """JournalError or IntegrityError where an unfinished run of other counts is in the way."""
+        before = self._unfinished()
+        if before is not None:
+            self._refuse_other_counts(plan.count, before)
+
     def _may_be_replaced(self) -> bool:
         """Whether OUT is empty, or a checkpoint in whatever state: not somebody's folder of other things."""
         signs = (folder.RECORD, "config.json", "*.safetensors", "*.safetensors.index.json")

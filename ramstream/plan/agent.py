@@ -49,12 +49,28 @@ class Agent:
         if found is None:
             partner = tied_partner(self.tensors, info)
             if partner is not None and self._ties(info):
+                if self.checkpoint.adapter and partner.recipe is None:
+                    self._refuse_untied(info, partner)
                 self._tied.add(partner.name)
                 delta = ", so its delta changes both" if isinstance(partner.recipe, LowRank) else ""
                 self.notes.append(f"{self.label}: {info.name} is tied to {partner.name}{delta}")
                 return partner
             self._absent.append(info)
+        elif self.checkpoint.adapter and found.recipe is None:
+            self._refuse_untied(info, found)
         return found
+
+    def _refuse_untied(self, info: TensorInfo, found: TensorInfo) -> None:
+        """An adapter that holds one of two tied tensors whole (PEFT's modules_to_save) has untied them."""
+        partner = tied_partner(self.tensors, info)
+        if partner is not None and partner is not found and self._same(self.checkpoint, found, partner):
+            return
+        if has_vocabulary_rows(info.name) and _ties_embeddings(self.base):
+            self.problems.append(
+                f"the adapter {self.label} holds {self.stored[found.name]} whole, trained apart from the tensor "
+                "that the base ties it to; an untied agent cannot be merged into this base, merge the adapter into "
+                "an untied copy of the base first"
+            )
 
     def lacks(self, info: TensorInfo, needed: bool = True) -> None:
         """A tensor of the base has no counterpart here: by design in an adapter, otherwise to be said."""
@@ -150,6 +166,9 @@ class Agent:
             taken = info.name in self.base.tensors or info.name in self._tied
             if taken or not self.options.selects(info.name):
                 continue
+            if self._is_copy(info):
+                self.notes.append(f"{self.label}: {info.name} is PEFT's copy of the base's and is not read")
+                continue
             partner = tied_partner(self.tensors, info)
             untied = partner is None or partner.name not in self.base.tensors or _tie_flag(self.base) is False
             if untied or partner is None or self._same_bytes is None:
@@ -163,6 +182,13 @@ class Agent:
                     "that ties them"
                 )
         return extra
+
+    def _is_copy(self, info: TensorInfo) -> bool:
+        """Whether PEFT saved this beside a delta of the same tensor, as it does for embeddings and heads."""
+        name = info.name.replace(".base_layer.", ".")
+        ours, delta = self.base.tensors.get(name), self.tensors.get(name)
+        copies = delta is not None and isinstance(delta.recipe, LowRank) and name != info.name
+        return copies and ours is not None and ours.shape == info.shape
 
     def _same(self, checkpoint: Checkpoint, one: TensorInfo, two: TensorInfo) -> bool:
         """Whether two tensors of a checkpoint have the same elements, as far as their stored bytes show it."""
@@ -204,6 +230,18 @@ def _shape_advice(info: TensorInfo, found: TensorInfo) -> str:
     if isinstance(found.recipe, LowRank) and found.shape == info.shape[::-1]:
         return "its adapter_config.json is wrong about fan_in_fan_out"
     return "give an agent that was trained from this base"
+
+
+def _ties_embeddings(base: Checkpoint) -> bool:
+    """Whether a base's head is its embedding: it says so, or is a language model without a head."""
+    flag = _tie_flag(base)
+    if flag is not None:
+        return flag
+    names = (base.config or {}).get("architectures") or []
+    generates = any(
+        str(name).endswith(("CausalLM", "ConditionalGeneration", "LMHeadModel")) for name in names
+    )
+    return generates and sum(map(has_vocabulary_rows, base.tensors)) == 1
 
 
 def _tie_flag(checkpoint: Checkpoint) -> bool | None:
