@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from runs import (
 )
 
 from ramstream import Limits, count, durable, journal, merge, overlap, writer
-from ramstream.engine.events import Event, PassEnded
+from ramstream.engine.events import Event, PassBegan, PassEnded
 from ramstream.engine.ledgers import Ledger, MergeLedger
 from ramstream.engine.place import Place
 from ramstream.engine.worker import UnitResult, Work, Worker
@@ -95,7 +96,9 @@ class Large:
         argv = [sys.executable, *driver, "merge", *self.paths, *words]
         words = [*argv, *(["-p", "r=2"] if method == "ram-plus" else [])]
         pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        return subprocess.Popen(list(map(str, words)), text=True, **pipes)
+        # What a shell starts in the background ignores Ctrl-C, and hands that on.
+        heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        return subprocess.Popen(list(map(str, words)), text=True, preexec_fn=heeding, **pipes)
 
     def finish(self, out: Path, **options: Any) -> None:
         """The command line as it is, to the end."""
@@ -386,9 +389,12 @@ def spoil_between_passes(act: Callable[[], object]) -> Callable[[Event], None]:
 
 
 def test_a_byte_changed_between_the_passes_is_found(small: Small) -> None:
-    listener = spoil_between_passes(lambda: small.flip(1, "c", 150_000))
+    def spoil(event: Event) -> None:
+        if isinstance(event, PassBegan) and event.title == "merging":
+            small.flip(1, "c", 150_000)
+
     with pytest.raises(IntegrityError, match="agent-1 changed since it was counted: around a "):
-        merge(small.plan(), small.out, Limits(workers=1, device="cpu"), listener=listener)
+        merge(small.plan(), small.out, Limits(workers=1, device="cpu"), listener=spoil)
     assert not small.out.exists()
     small.flip(1, "c", 150_000)
     assert small.finish()[-1] == "merging"

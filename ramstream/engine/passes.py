@@ -42,7 +42,7 @@ class Books:
     durable: bool = True
     _pending: list[UnitResult] = field(default_factory=list)
     _failed: bool = False
-    """Whether a flush failed: the system reports lost data once, and a second fsync would vouch for it."""
+    """Whether an fsync of data failed: the system reports lost data once, and a second fsync would vouch for it."""
     _since: float = field(default_factory=time.monotonic)
 
     def add(self, results: Iterable[UnitResult]) -> None:
@@ -62,13 +62,13 @@ class Books:
             if self.setup.merge and self.setup.out:
                 files = [file for result in results for file in result.files]
                 writer.sync_files(self.setup.out, self.setup.merge.outputs, files)
+        self._failed = False
         counted = [result for result in results if result.counted]
         if counted and self.counts is not None:
             self.counts.add([CountLedger.line(result) for result in counted])
         merged = [result for result in results if result.output is not None]
         if merged and self.merges is not None:
             self.merges.add([MergeLedger.line(result) for result in merged])
-        self._failed = False
         if results:
             self.listener(Advanced(len(results), sum(result.read for result in results)))
         self._since = time.monotonic()
