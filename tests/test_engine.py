@@ -340,3 +340,13 @@ def test_a_dry_run_refuses_what_an_unfinished_run_makes_impossible(model: list[P
     with pytest.raises(JournalError):
         forecast.forecast(plan_of(model[:2]), tmp_path / "out", Limits())
     forecast.forecast(plan_of(model, r=0.5), tmp_path / "out", Limits())
+
+
+def test_a_worker_whose_task_failed_is_not_used_again(model: list[Path]) -> None:
+    """Its kernels hold what the failed unit counted, which would be added to the next one's."""
+    setup = worker.Setup(plan_of(model).count, "pread")
+    worker.run_task(setup, [worker.Work(0, True, False)])
+    assert worker._local.worker.setup is setup
+    with pytest.raises(IntegrityError, match="changed since it was counted"):
+        worker.run_task(setup, [worker.Work(0, False, False, expected=(1, 2, 3))])
+    assert not hasattr(worker._local, "worker")
