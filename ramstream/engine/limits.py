@@ -143,12 +143,7 @@ def machine_memory() -> int:
 
 def available_memory() -> int:
     """Bytes that the page cache can grow to, about; all memory where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return machine_memory()
-    found = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
-    return min(machine_memory(), found or machine_memory())
+    return min(machine_memory(), _proc("meminfo", "MemAvailable:") or machine_memory())
 
 
 def peak_memory() -> int | None:
@@ -156,18 +151,19 @@ def peak_memory() -> int | None:
 
     Read from inside: what a parent sees of its child includes the moment before exec.
     """
-    return _status("VmHWM:")
+    return _proc("self/status", "VmHWM:")
 
 
 def resident_memory() -> int | None:
     """Resident set of this process now, in bytes; None where the system does not say."""
-    return _status("VmRSS:")
+    return _proc("self/status", "VmRSS:")
 
 
-def _status(key: str) -> int | None:
+def _proc(file: str, key: str) -> int | None:
+    """Bytes of a line `key n kB` in a file of /proc; None where the system does not say."""
     try:
-        status = Path("/proc/self/status").read_text()
+        text = Path("/proc", file).read_text()
     except OSError:
         return None
-    lines = (line for line in status.splitlines() if line.startswith(key))
+    lines = (line for line in text.splitlines() if line.startswith(key))
     return next((int(line.split()[1]) << 10 for line in lines), None)
