@@ -14,6 +14,7 @@ PACKAGE = Path(ramstream.__file__).parent
 
 RANKS = {
     "errors": 0,
+    "settings": 1,
     "types": 1,
     "tallies": 2,
     "memory": 2,

@@ -16,9 +16,9 @@ import pytest
 import reference as ref
 
 from ramstream.kernels import host
+from ramstream.kernels.program import COPY
 from ramstream.kernels.torch import TorchMerger
-from ramstream.methods.ram import Ram
-from ramstream.types import STRIP, Dtype, Kind
+from ramstream.types import STRIP, Dtype
 
 NARROW = ["BF16", "F16", "F8_E4M3", "F8_E5M2"]
 INFINITY, SIGN = 0x7F80_0000, 0x8000_0000
@@ -26,12 +26,12 @@ WORKERS = 2
 
 
 def numba_converter() -> tuple[Callable, Callable]:
-    merger = host.Merger(1, 0.0, "error", None)
-    return partial(merger.strip, "ram"), merger.take
+    merger = host.Merger(COPY, 0.0, "error", None)
+    return merger.strip, merger.take
 
 
 def torch_converter() -> tuple[Callable, Callable]:
-    merger = TorchMerger(Ram(), 1, 0.0, "error", None, device="cpu")
+    merger = TorchMerger(COPY, 0.0, "error", None, device="cpu")
     return merger.strip, merger.take
 
 
@@ -39,9 +39,8 @@ FORMS = pytest.mark.parametrize("form", [numba_converter, torch_converter])
 
 
 def base_alone(bits: np.ndarray, dtype: str) -> host.Sources:
-    sources = host.Sources(1)
+    sources = host.Sources(0)
     sources.set(0, int(Dtype[dtype]), bits.ctypes.data, len(bits))
-    sources.set(1, int(Kind.ABSENT), 0, 0)
     return sources
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -13,8 +12,11 @@ from numpy.typing import NDArray
 
 from ramstream import methods
 from ramstream.kernels import host
+from ramstream.kernels.program import Program, trace
 from ramstream.kernels.torch import TorchMerger
 from ramstream.types import Dtype, Kind
+
+SEED = 7
 
 Rows = NDArray[np.uint8]
 """Elements as rows of bytes."""
@@ -59,13 +61,18 @@ class Case:
         return Dtype.F64 in (self.base, *self.kinds)
 
     @property
-    def rule(self) -> tuple[int, float, str, Dtype | None]:
+    def rule(self) -> tuple[float, str, Dtype | None]:
         """What a merger is made with."""
-        return len(self.kinds), 1e-5, self.policy, self.compare
+        return 1e-5, self.policy, self.compare
 
     def form(self, device: str) -> TorchMerger:
         """The torch form on a device."""
-        return TorchMerger(methods.create(self.method, {}), *self.rule, device=device)
+        return TorchMerger(self.program, *self.rule, SEED, device=device)
+
+    @property
+    def program(self) -> Program:
+        """The method's program."""
+        return trace(methods.create(self.method, {}), len(self.kinds))
 
 
 def cases() -> Iterator[Case]:
@@ -105,7 +112,7 @@ class Inputs:
                 rows = sprinkled(rng, rows, dtype, special)
                 rows = rows[: elements * 2 // 3] if case.short and t % 2 == seed % 2 else rows
             self._rows.append(rows)
-        self.coefficients = rng.choice([1.0, 1.2, 1.1, 1.02, 3e38], len(case.kinds))
+        self.numbers = numbers(rng, case)
 
     @property
     def nbytes(self) -> int:
@@ -118,12 +125,13 @@ class Inputs:
         kinds = (self.case.base, *self.case.kinds)
         for index, (rows, kind) in enumerate(zip(self._rows, kinds, strict=True)):
             valid = 0 if rows is None else max(min(len(rows), end) - begin, 0)
+            sources.at(12345, begin)
             if rows is not None and valid:
                 sources.set(index, int(kind), rows.ctypes.data + begin * rows.shape[1], valid)
         return sources
 
     def merged(
-        self, strip: Callable[..., None], take: Callable[[], tuple[int, int]], length: int | None = None
+        self, strip: Callable[..., None], take: Callable[[], host.Taken], length: int | None = None
     ) -> Merged:
         """What a merger's strip and take give, in strips of `length`."""
         case, length = self.case, length or self.elements
@@ -131,17 +139,25 @@ class Inputs:
         for begin in range(0, self.elements, length):
             end = min(begin + length, self.elements)
             sources, room = self.sources(begin, end), out[begin:end].reshape(-1)
-            strip(sources, end - begin, self.coefficients, case.wide, case.out, room)
-        return out, take()
+            strip(sources, end - begin, self.numbers, case.wide, case.out, room)
+        taken = take()
+        return out, (taken.overflow, taken.moved)
 
     def expected(self) -> Merged:
-        """By the numba core, or by torch on the CPU where a method has none."""
-        kernel = methods.available()[self.case.method].kernel
-        if kernel is None:
-            form = self.case.form("cpu")
-            return self.merged(form.strip, form.take)
-        core = host.Merger(*self.case.rule)
-        return self.merged(partial(core.strip, kernel), core.take)
+        """By the numba loops."""
+        core = host.Merger(self.case.program, *self.case.rule, SEED)
+        return self.merged(core.strip, core.take)
+
+
+def numbers(rng: np.random.Generator, case: Case) -> NDArray[np.float64]:
+    """What the method's program computes with: parameters, some λ, some thresholds."""
+    method, agents = methods.create(case.method, {}), len(case.kinds)
+    values = method.settings(["w"], agents)
+    values["lambdas"] = rng.choice([1.0, 1.2, 1.1, 1.02, 3e38], (1, agents))
+    values["thresholds"] = rng.choice([0.0, 0.004, 1e-5], (1, agents))
+    if "density" in values:
+        values["density"] = rng.choice([0.5, 0.25, 1.0], values["density"].shape)
+    return case.program.numbers(values)[0]
 
 
 def encoded(values: NDArray[np.float64], dtype: Dtype) -> Rows:

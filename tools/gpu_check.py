@@ -44,6 +44,8 @@ CASE = 20_011
 STRIPS = 16
 """Strips that a thread merges in a round, one after the other."""
 ROUNDS = 5
+MERGES = 2
+"""Whole merges by each method."""
 COPIED = 64 << 20
 NO_CUDA = "no CUDA device; use --device cpu to run the same with torch on the CPU"
 
@@ -99,7 +101,7 @@ def check_cases(report: Report) -> None:
     elements = min(report.elements, CASE)
     for number, case in enumerate(cases()):
         inputs, form = Inputs(case, elements, number), case.form(report.device)
-        merged = inputs.merged(form.strip, form.take, elements * 2 // 3)
+        merged = inputs.merged(form.strip, form.take, elements * 2 // 3 // 64 * 64)
         report.check(str(case), difference(merged, inputs.expected()))
 
 
@@ -145,7 +147,7 @@ def measure_kernels(report: Report) -> None:
         form, sources = inputs.case.form(report.device), inputs.sources(0, length)
         with form.on_stream():
             form.copy_in(sources, length)
-            compute = partial(form.compute, sources, length, inputs.coefficients, False, inputs.case.out)
+            compute = partial(form.compute, sources, length, inputs.numbers, False, inputs.case.out)
             report.best(f"kernels, strips of {length}", inputs.nbytes, compute, STRIPS)
 
 
@@ -181,7 +183,10 @@ def measure_device_memory(report: Report) -> None:
     form = wide.form(report.device)
     for case in (wide, replace(wide, base=Dtype.BF16, out=Dtype.BF16, kinds=(Dtype.BF16,) * agents)):
         Inputs(case, STRIP).merged(form.strip, form.take)
-    peak, planned = torch.cuda.max_memory_reserved(report.device) - before, TorchMerger.device_bytes(agents)
+    peak, planned = (
+        torch.cuda.max_memory_reserved(report.device) - before,
+        TorchMerger.device_bytes(wide.program),
+    )
     report.memory |= {"device, one merger": peak, "device, one merger, planned": planned}
     report.check("device memory", f"{peak} bytes, planned {planned}" if peak > planned else None)
 
@@ -199,7 +204,7 @@ def merge_in_turns(report: Report, work: Path) -> None:
     nbytes = sum(path.stat().st_size for path in (work / "in").rglob("*.safetensors"))
     for method in methods.available():
         plan = plan_merge(opened[0], opened[1:], methods.create(method, {}))
-        for number in range(ROUNDS):
+        for number in range(MERGES):
             outs = {device: work / device.replace(":", "-") for device in (report.engine_device, "cpu")}
             for device, out in outs.items():
                 start = time.perf_counter()

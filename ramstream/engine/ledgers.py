@@ -152,8 +152,9 @@ class MergeLedger(Ledger):
         self.overflow: dict[tuple[bool, int], int] = {}
         """Elements beyond the output's range by (is merged, tensor)."""
         self.moved = 0
-        self.coefficients: str | None = None
-        """Digest of the coefficients that the merged units used."""
+        self._squares = np.zeros(plan.count.units)
+        self.numbers: str | None = None
+        """Digest of the numbers that the merged units used."""
         self.publishing = False
         self.replay()
 
@@ -164,10 +165,11 @@ class MergeLedger(Ledger):
             unit = line["unit"]
             self.outputs[unit] = line["output"]
             self.moved += line.get("moved", 0)
+            self._squares[unit] = line.get("squares", 0.0)
             for tensor, n in line.get("overflow", ()):
                 key = (self._plan.is_grain(unit), tensor)
                 self.overflow[key] = self.overflow.get(key, 0) + n
-        self.coefficients = line.get("coefficients", self.coefficients)
+        self.numbers = line.get("numbers", self.numbers)
         self.publishing = line.get("publishing", self.publishing)
 
     @staticmethod
@@ -178,18 +180,25 @@ class MergeLedger(Ledger):
             line["moved"] = result.moved
         if result.overflow:
             line["overflow"] = result.overflow
+        if result.squares:
+            line["squares"] = result.squares
         return line
 
-    def use_coefficients(self, coefficients: NDArray[np.float64]) -> None:
-        """Write down which coefficients are used; JournalError where finished units used others."""
-        name = hashlib.sha256(coefficients.tobytes()).hexdigest()
-        if self.coefficients not in (None, name):
+    @property
+    def norm(self) -> float:
+        """L2 norm of the merged delta, before it was narrowed."""
+        return float(np.sqrt(self._squares.sum()))
+
+    def use_numbers(self, numbers: NDArray[np.float64]) -> None:
+        """Write down which numbers the merge uses; JournalError where finished units used others."""
+        name = hashlib.sha256(numbers.tobytes()).hexdigest()
+        if self.numbers not in (None, name):
             raise JournalError(
-                f"{self._journal.path}: units were merged with coefficients {self.coefficients[:12]}, "
+                f"{self._journal.path}: units were merged with the numbers {self.numbers[:12]}, "
                 f"now they are {name[:12]}; remove the unfinished run to start anew"
             )
-        if self.coefficients is None:
-            self.add([{"coefficients": name}])
+        if self.numbers is None:
+            self.add([{"numbers": name}])
 
     def begin_publishing(self) -> None:
         """Vouch that the output is complete and only its name is missing."""

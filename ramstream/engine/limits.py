@@ -59,22 +59,26 @@ def capacity(limits: Limits, count: CountPlan, merge: MergePlan | None = None) -
     """How many workers fit; BudgetError where not even one does, naming both numbers and the option."""
     from ramstream.engine.computed import held_bytes
     from ramstream.kernels import host
+    from ramstream.kernels.cores import rows_of
+    from ramstream.kernels.program import COPY
 
     device = resolve_device(limits.device) if merge else "cpu"
-    torch = merge is not None and (device != "cpu" or merge.method.kernel is None)
+    torch = merge is not None and device != "cpu"
     tensors = (*count.merged, *count.copied)
     sources = [source.dtype for tensor in count.merged for source in tensor.sources if source]
     itemsize = max((ITEMSIZE[dtype] for dtype in sources), default=1)
     staging, wanted = 0, limits.wanted_workers()
-    if torch:
+    if merge is not None and torch:
         from ramstream.kernels.torch import TorchMerger
 
         staging = TorchMerger.host_bytes(count.agents)
         if device.startswith("cuda"):
-            wanted = memory.device_workers(_free_on(device), TorchMerger.device_bytes(count.agents), wanted)
+            wanted = memory.device_workers(_free_on(device), TorchMerger.device_bytes(merge.program), wanted)
     record = tally_dtype(count.agents).itemsize
     fixed = memory.reserved(len(tensors), count.agents, record, "F64" in sources, torch)
-    kernels = host.counter_bytes(count.agents) + host.merger_bytes(count.agents) + held_bytes(count)
+    kernels = host.counter_bytes(count.agents) + held_bytes(count)
+    for program in (merge.program, COPY) if merge else ():
+        kernels += host.merger_bytes(program.agents, rows_of(program))
     each = memory.worker(
         count.agents, itemsize, merge.itemsize if merge else 0, kernels, staging, limits.io == "mmap"
     )

@@ -160,13 +160,23 @@ class _Run:
             self.store.finish(*counted, self.counts.changed_grains())
             self.share()
         if self.store.complete:
-            self._merge_pass("merging", method.coefficients(self.store.tallies()["overlap"]))
+            self._merge_pass("merging", self._numbers(self.store.tallies()["overlap"]))
             return
         shape = (len(self.plan.count.merged), self.plan.count.agents, self.plan.count.agents)
-        self._merge_pass("counting and merging", method.coefficients(np.zeros(shape, np.int64)))
+        self._merge_pass("counting and merging", self._numbers(np.zeros(shape, np.int64)))
         tallies = self.counts.tallies()
         found = check_counts(self.plan.count, self.counts, tallies)
         self.store.finish(tallies, found, self.counts.changed_grains())
+
+    def _numbers(self, overlap: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The numbers of the method's program, (tensors, columns)."""
+        count, method = self.plan.count, self.plan.method
+        values = method.settings([tensor.name for tensor in count.merged], count.agents)
+        values["lambdas"] = method.coefficients(overlap)
+        if not np.isfinite(values["lambdas"]).all():
+            raise PlanError(f"{method}: a coefficient is not finite; use smaller parameters")
+        values["thresholds"] = np.zeros((len(count.merged), count.agents))
+        return self.plan.program.numbers(values)
 
     def _bits(self) -> Path | None:
         return self.store.path if self.store.has_bits else None
@@ -186,15 +196,13 @@ class _Run:
             writer.create_files(self.place.staged, self.plan.outputs)
         durable.sync(self.place.work)
 
-    def _merge_pass(self, title: str, coefficients: NDArray[np.float64]) -> None:
+    def _merge_pass(self, title: str, numbers: NDArray[np.float64]) -> None:
         """Merge what is left, counting on the way what is not yet counted.
 
         Backwards where everything is counted: what pass 1 read last is still in the page cache. Agents that
         changed nothing in a unit are not read, unless an input was touched since it was counted.
         """
-        if not np.isfinite(coefficients).all():
-            raise PlanError(f"{self.plan.method}: a coefficient is not finite; use smaller parameters")
-        self.merges.use_coefficients(coefficients)
+        self.merges.use_numbers(numbers)
         left = np.flatnonzero(~(self.merges.done & self.counts.done))
         order = left[::-1] if self.counts.complete else left
         skip = self.counts.inputs == input_stats(self.plan.count)
@@ -205,7 +213,7 @@ class _Run:
             self.plan,
             self.place.staged,
             self.capacity.device,
-            coefficients,
+            numbers,
         )
         run_pass(
             title,

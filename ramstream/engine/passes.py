@@ -82,7 +82,7 @@ def run_pass(
     Whatever ends the pass early, what was finished by then is vouched for.
     """
     durable.allow_many_files()  # a few of every checkpoint for every worker
-    if units and not jit.compiled("merging.merge_ram" if books.setup.merge else "counting.count"):
+    if units and not jit.compiled("merging.merge" if books.setup.merge else "counting.count"):
         books.listener(Note("compiling the kernels first: half a minute at most, and only once"))
     books.listener(PassBegan(title, len(units)))
     tasks = _tasks(units, work, workers)

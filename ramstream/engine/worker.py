@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -23,6 +23,8 @@ from ramstream.checkpoint.reader import open_reader
 from ramstream.engine.computed import Computed
 from ramstream.errors import IntegrityError, RamstreamError
 from ramstream.kernels import host
+from ramstream.kernels.philox import name_key
+from ramstream.kernels.program import COPY, Program
 from ramstream.overlap import OverlapStore
 from ramstream.plan import CountPlan, MergePlan, PlannedTensor, Slot, Source
 from ramstream.types import GRAIN, ITEMSIZE, STRIP, Dtype, Kind, Piece
@@ -45,7 +47,8 @@ class Setup:
     merge: MergePlan | None = None
     out: Path | None = None
     device: str = "cpu"
-    coefficients: NDArray[np.float64] | None = None
+    numbers: NDArray[np.float64] | None = None
+    """The numbers of the method's program (tensors, columns)."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Tells setups apart."""
 
@@ -79,6 +82,8 @@ class UnitResult:
     overflow: list[list[int]] = field(default_factory=list)
     """[tensor, elements] that left the output's range."""
     moved: int = 0
+    squares: float = 0.0
+    """Σ of the squares of the merged deltas."""
     files: list[int] = field(default_factory=list)
     chunk: str | None = None
     read: int = 0
@@ -127,12 +132,12 @@ class Worker:
         self._readers = [open_reader(setup.io, ref.paths) for ref in self._plan.checkpoints]
         self._computed = Computed(self._readers)
         self._sources = host.Sources(self._plan.agents)
-        self._counter = host.Counter(*_kernel_options(self._plan))
+        self._counter = host.Counter(self._plan.agents, *_rule(self._plan))
         self._planes = np.zeros((self._plan.agents, _WORDS), np.uint64)
         self._store = OverlapStore(setup.store) if setup.store else None
         if setup.merge and setup.out:
             self._writer = RangeWriter(setup.out, setup.merge.outputs)
-            self._merge, self._take_counts = _merger(setup)
+            self._merger = _merger(setup)
             self._buffer = np.empty(memory.output(setup.merge.itemsize), np.uint8)
 
     def do(self, work: Work) -> UnitResult:
@@ -190,13 +195,13 @@ class Worker:
                 word = (start + begin) // 64
                 self._counter.strip(self._sources, n, self._planes[:, word : word + -(-n // 64)])
             if slot is not None:
-                self._merge_strip(tensor, piece, slot, n, base)
+                self._merge_strip(tensor, piece, slot, begin, n, base)
                 self._write(unit, slot, begin, n)
             self._release()
         if count:
             unit.records.append(self._counter.finish())
         if slot is not None:
-            self._note_narrowing(unit, piece)
+            self._note_merged(unit, piece, self._merger.take())
 
     def _load(self, unit: _Unit, tensor: PlannedTensor, begin: int, n: int) -> NDArray[np.uint8]:
         """Point `sources` at elements begin .. begin + n of every checkpoint; the base's bytes."""
@@ -229,16 +234,19 @@ class Worker:
             reader.release()
 
     def _merge_strip(
-        self, tensor: PlannedTensor, piece: Piece, slot: Slot, n: int, base: NDArray[np.uint8]
+        self, tensor: PlannedTensor, piece: Piece, slot: Slot, begin: int, n: int, base: NDArray[np.uint8]
     ) -> None:
-        dtype = Dtype[slot.dtype]
+        """Elements begin .. begin + n of a tensor, merged into the buffer."""
+        dtype, numbers = Dtype[slot.dtype], self.setup.numbers
         out = self._buffer[: n * dtype.itemsize]
-        if self._sources.codes[0] == dtype and (self._sources.codes[1:] == Kind.ABSENT).all():
+        assert self._program is not None, "only what is merged comes here"
+        assert numbers is not None, "known before anything is merged"
+        untouched = not self._program.moves_unchanged and self._sources.codes[0] == dtype
+        if untouched and (self._sources.codes[1:] == Kind.ABSENT).all():
             out[...] = base
             return
-        coefficients = self.setup.coefficients
-        assert coefficients is not None, "coefficients are known before anything is merged"
-        self._merge(self._sources, n, coefficients[piece.tensor], tensor.wide, dtype, out)
+        self._sources.at(name_key(tensor.name) if self._program.random else 0, begin)
+        self._merger.strip(self._sources, n, numbers[piece.tensor], tensor.wide, dtype, out)
 
     def _write(self, unit: _Unit, slot: Slot, begin: int, n: int) -> None:
         """Write the buffer as elements begin .. begin + n of a tensor."""
@@ -250,11 +258,11 @@ class Worker:
         first, last = unit.written.get(slot.file, (offset, 0))
         unit.written[slot.file] = min(first, offset), max(last, offset + len(data))
 
-    def _note_narrowing(self, unit: _Unit, piece: Piece) -> None:
-        overflow, moved = self._take_counts()
-        unit.result.moved += moved
-        if overflow:
-            unit.result.overflow.append([piece.tensor, overflow])
+    def _note_merged(self, unit: _Unit, piece: Piece, taken: host.Taken) -> None:
+        unit.result.moved += taken.moved
+        unit.result.squares += taken.squares
+        if taken.overflow:
+            unit.result.overflow.append([piece.tensor, taken.overflow])
 
     def _copied(self, unit: _Unit, tensor: PlannedTensor, piece: Piece) -> None:
         """A range of a tensor that is not merged: the agents' bytes are compared, the base's go out."""
@@ -274,36 +282,55 @@ class Worker:
                 self._convert(tensor, slot, n, base)
                 self._write(unit, slot, first, n)
             self._release()
-        if slot is not None:
-            self._note_narrowing(unit, piece)
+        if slot is not None and slot.dtype != tensor.dtype:
+            self._note_merged(unit, piece, self._converter.take())
 
     def _convert(self, tensor: PlannedTensor, slot: Slot, n: int, data: NDArray[np.uint8]) -> None:
-        """n copied elements into the buffer; another dtype is a merge in which every agent is absent."""
+        """n copied elements into the buffer; another dtype is a merge of no agents."""
         out = self._buffer[: n * ITEMSIZE.get(slot.dtype, 1)]
         source = tensor.sources[0]
         assert source is not None, "the base has every element"
         if slot.dtype == source.dtype:
             out[...] = data
             return
-        self._sources.set(0, source.code, data.ctypes.data, n)
-        for k in range(1, self._plan.agents + 1):
-            self._sources.set(k, Kind.ABSENT, 0, 0)
-        ones = np.ones(self._plan.agents)
-        self._merge(self._sources, n, ones, tensor.dtype == "F64", Dtype[slot.dtype], out)
+        alone = host.Sources(0)
+        alone.set(0, source.code, data.ctypes.data, n)
+        self._converter.strip(alone, n, np.empty(0), tensor.dtype == "F64", Dtype[slot.dtype], out)
+
+    @cached_property
+    def _converter(self) -> host.Merger:
+        return host.Merger(COPY, *_rule(self._plan))
+
+    @cached_property
+    def _program(self) -> Program | None:
+        return self.setup.merge.program if self.setup.merge else None
 
 
-def _merger(setup: Setup) -> tuple[Callable[..., None], Callable[[], tuple[int, int]]]:
-    """The numba core on the CPU where the method has one, otherwise the torch form: merge a strip, take counts."""
+class Merging(Protocol):
+    """What merges strips: numba's loops on the CPU, or torch; see `host.Merger`."""
+
+    def strip(
+        self,
+        sources: host.Sources,
+        elements: int,
+        numbers: NDArray[np.float64],
+        wide: bool,
+        out_dtype: Dtype,
+        out: NDArray[np.uint8],
+    ) -> None: ...
+
+    def take(self) -> host.Taken: ...
+
+
+def _merger(setup: Setup) -> Merging:
     assert setup.merge is not None
-    method, options = setup.merge.method, _kernel_options(setup.count)
-    if setup.device == "cpu" and method.kernel is not None:
-        merger = host.Merger(*options)
-        return partial(merger.strip, method.kernel), merger.take
+    program, seed = setup.merge.program, setup.merge.seed
+    if setup.device == "cpu":
+        return host.Merger(program, *_rule(setup.count), seed)
     from ramstream.kernels.torch import TorchMerger
 
-    form = TorchMerger(method, *options, device=setup.device.removesuffix(":torch"))
-    return form.strip, form.take
+    return TorchMerger(program, *_rule(setup.count), seed, device=setup.device.removesuffix(":torch"))
 
 
-def _kernel_options(plan: CountPlan) -> tuple[int, float, str, Dtype | None]:
-    return plan.agents, plan.epsilon, plan.options.on_nonfinite, plan.options.compare_dtype
+def _rule(plan: CountPlan) -> tuple[float, str, Dtype | None]:
+    return plan.epsilon, plan.options.on_nonfinite, plan.options.compare_dtype

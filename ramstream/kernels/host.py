@@ -7,9 +7,8 @@ last is a multiple of `layout.BLOCK` elements. Objects here serve one thread at 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -17,10 +16,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from ramstream import tallies
 from ramstream.kernels import counting, layout, merging
+from ramstream.kernels.cores import core, rows_of
+from ramstream.kernels.program import Program
 from ramstream.types import Dtype, Kind
-
-KERNELS: dict[str, Callable[..., None]] = {"ram": merging.merge_ram}
-"""The merging core of each `Method.kernel`."""
 
 
 class Sources:
@@ -35,6 +33,11 @@ class Sources:
         self.codes = np.full(agents + 1, int(Kind.ABSENT), np.int64)
         self.addresses = np.zeros(agents + 1, np.uint64)
         self.valid = np.zeros(agents + 1, np.int64)
+        self.name, self.first = np.uint64(0), 0
+
+    def at(self, name: int, first: int) -> None:
+        """Say where the strip is, for random draws: the key of its tensor's name, its first element there."""
+        self.name, self.first = np.uint64(name), first
 
     def set(self, index: int, code: int, address: int, valid: int) -> None:
         """Describe source `index` of the strip."""
@@ -50,8 +53,10 @@ class Sources:
 class _Worker:
     """Buffers and rule for both widths; those of float64 are made when first wanted."""
 
-    def __init__(self, agents: int, epsilon: float, on_nonfinite: str, compare: Dtype | None) -> None:
-        self._agents = agents
+    def __init__(
+        self, agents: int, rows: int, epsilon: float, on_nonfinite: str, compare: Dtype | None
+    ) -> None:
+        self._agents, self._rows = agents, rows
         self._epsilon = epsilon + 0.0  # not -0.0: the loops compare magnitudes as integers
         self._compare = -1 if compare is None else int(compare)
         self._keep = on_nonfinite == "keep"
@@ -60,7 +65,7 @@ class _Worker:
 
     def _width(self, wide: bool) -> tuple[layout.Room, layout.Rule]:
         if wide not in self._made:
-            room = _room(self._agents, wide, self._finite)
+            room = _room(self._agents, self._rows, wide, self._finite)
             with np.errstate(over="ignore"):
                 epsilon = room.rows.dtype.type(self._epsilon)
             self._made[wide] = room, layout.Rule(epsilon, self._compare, self._keep)
@@ -75,8 +80,8 @@ def _zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     return room[start : start + size].view(dtype).reshape(shape)
 
 
-def _room(agents: int, wide: bool, finite: NDArray[np.int64]) -> layout.Room:
-    shape = (agents + 1 + layout.SPARE, layout.BLOCK)
+def _room(agents: int, count: int, wide: bool, finite: NDArray[np.int64]) -> layout.Room:
+    shape = (count, layout.BLOCK)
     rows = _zeros(shape, np.float64 if wide else np.float32)
     bits = rows.view(np.uint64 if wide else np.uint32)
     raw = _zeros(shape, np.uint32) if wide else bits
@@ -89,7 +94,7 @@ class Counter(_Worker):
     """Counts pieces, a strip at a time: begin, strip, .., finish."""
 
     def __init__(self, agents: int, epsilon: float, on_nonfinite: str, compare: Dtype | None) -> None:
-        super().__init__(agents, epsilon, on_nonfinite, compare)
+        super().__init__(agents, agents + 1 + layout.SPARE, epsilon, on_nonfinite, compare)
         self._record = tallies.empty(agents, 1)
         self._counts = _counts(self._record[0], agents)
         self._offset, self._wide, self._steps = 0, False, (-1, 0)
@@ -146,41 +151,73 @@ def _counts(record: Any, agents: int) -> layout.Counts:
     )
 
 
-class Merger(_Worker):
-    """Merges strips; what it counts adds up until it is taken."""
+class Taken(NamedTuple):
+    """What a merger counted since it was last asked."""
 
-    def __init__(self, agents: int, epsilon: float, on_nonfinite: str, compare: Dtype | None) -> None:
-        super().__init__(agents, epsilon, on_nonfinite, compare)
-        self._report = np.zeros(2, np.int64)
+    overflow: int
+    """Elements beyond the output's range."""
+    moved: int
+    """Elements that λ moved."""
+    squares: float
+    """Σ of the squares of the merged deltas, before they were narrowed."""
+
+
+class Merger(_Worker):
+    """Merges strips by a program; what it counts adds up until it is taken, once a piece."""
+
+    def __init__(
+        self, program: Program, epsilon: float, on_nonfinite: str, compare: Dtype | None, seed: int = 0
+    ) -> None:
+        super().__init__(program.agents, rows_of(program), epsilon, on_nonfinite, compare)
+        self._program, self._seed = program, np.uint64(seed)
+        self._report = layout.Report(np.zeros(2, np.int64), _zeros((layout.LANES,), np.float64))
 
     def strip(
         self,
-        kernel: str,
         sources: Sources,
         elements: int,
-        coefficients: NDArray[np.float64],
+        numbers: NDArray[np.float64],
         wide: bool,
         out_dtype: Dtype,
         out: NDArray[np.uint8],
     ) -> None:
-        """Merge `elements` elements by the core `kernel` into `out`, their bytes in `out_dtype`, aligned.
+        """Merge `elements` elements into `out`, their bytes in `out_dtype`, aligned.
 
-        coefficients float64 (T,), rounded once to the width.
+        numbers float64 (columns of the program,), rounded once to the width.
         """
         room, rule = self._width(wide)
+        program, width = self._program, room.rows.dtype
         with _quiet():
-            with np.errstate(over="ignore"):
-                scale = coefficients.astype(room.rows.dtype)
-            target = np.uint64(out.ctypes.data)
-            KERNELS[kernel](
-                room, sources.inputs(), rule, elements, scale, int(out_dtype), target, self._report
+            own, plain = at_width(program, numbers, width)
+            task = layout.Task(
+                core(program, wide),
+                int(out_dtype),
+                program.random,
+                program.moves_unchanged,
+                self._seed,
+                sources.name,
+                sources.first,
             )
+            target = np.uint64(out.ctypes.data)
+            merging.merge(room, sources.inputs(), rule, elements, task, own, plain, target, self._report)
 
-    def take(self) -> tuple[int, int]:
-        """(overflow, moved), which start again from 0."""
-        overflow, moved = self._report.tolist()
-        self._report[...] = 0
-        return overflow, moved
+    def take(self) -> Taken:
+        """What was counted; it starts again from 0."""
+        overflow, moved = self._report.counts.tolist()
+        self._report.counts[...] = 0
+        with _quiet():
+            return Taken(overflow, moved, merging.squares(self._report.lanes))
+
+
+def at_width(
+    program: Program, numbers: NDArray[np.float64], width: np.dtype[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A program's numbers rounded to the width, and the same without λ; the latter empty where that is no other."""
+    with np.errstate(over="ignore"):
+        own = numbers.astype(width)
+    plain = own.copy()
+    plain[program.lambdas] = 1
+    return own, plain if (plain != own).any() else plain[:0]
 
 
 def _quiet() -> AbstractContextManager[Any]:
@@ -192,13 +229,12 @@ def counter_bytes(agents: int) -> int:
     """Upper bound of the bytes a `Counter` holds, both widths in use."""
     sums = agents + agents * (agents + 1) // 2
     counts = 8 * layout.LANES * sums + 8 * (3 * agents + 9) * layout.BLOCK // 64 + layout.BLOCK + 4096
-    return merger_bytes(agents) + counts + 2 * tallies.tally_dtype(agents).itemsize
+    return merger_bytes(agents, agents + 1 + layout.SPARE) + counts + 2 * tallies.tally_dtype(agents).itemsize
 
 
-def merger_bytes(agents: int) -> int:
-    """Upper bound of the bytes a `Merger` holds, both widths in use."""
-    rows = (agents + 1 + layout.SPARE) * layout.BLOCK * (4 + 8 + 4)
-    return rows + 2 * 9 * layout.BLOCK + 128 * (agents + 1)
+def merger_bytes(agents: int, rows: int) -> int:
+    """Upper bound of the bytes a `Merger` with so many rows holds, both widths in use."""
+    return rows * layout.BLOCK * (4 + 8 + 4) + 2 * 9 * layout.BLOCK + 128 * (agents + 1) + 8 * layout.LANES
 
 
 def flush_to_zero_is_off() -> bool:

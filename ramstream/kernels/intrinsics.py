@@ -24,6 +24,9 @@ if config.DISABLE_JIT:
     def prefetch(address: Any) -> None:
         pass
 
+    def run_core(core: Any, rows: Any, numbers: Any, out: Any, n: Any) -> None:
+        core(rows, numbers, out, n)
+
     def bits_of(value: Any) -> Any:
         return value.view(np.uint32 if value.itemsize == 4 else np.uint64)
 
@@ -66,6 +69,21 @@ else:
             return context.get_dummy_value()
 
         return types.void(address), generate
+
+    @_intrinsic
+    def run_core(context: Any, core: Any, rows: Any, numbers: Any, out: Any, n: Any) -> Any:
+        """Call the core at an integer address (`ramstream.kernels.cores`) on the data of three arrays."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = [
+                context.make_array(kind)(context, builder, array).data
+                for kind, array in zip(signature.args[1:4], arguments[1:4], strict=True)
+            ]
+            kind = ir.FunctionType(ir.VoidType(), [*(pointer.type for pointer in data), ir.IntType(64)])
+            builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [*data, arguments[4]])
+            return context.get_dummy_value()
+
+        return types.void(core, rows, numbers, out, types.int64), generate
 
     @_intrinsic
     def bits_of(context: Any, value: Any) -> Any:

@@ -51,6 +51,16 @@ _folder = _cache_folder()
 if _folder is not None:
     _drop_stale_caches(_folder)
 
+
+def core_folder() -> Path | None:
+    """Where the sources of loops made at run time go; None where nothing can be cached."""
+    if _folder is None:
+        return None
+    folder = _folder / "cores"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 _how: dict[str, Any] = {
     "nogil": True,
     "cache": _folder is not None,

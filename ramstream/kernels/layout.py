@@ -69,6 +69,32 @@ class Room(NamedTuple):
     """int64 (3, T + 1): the tallies `nonfinite`, `refused`, `refused_first`."""
 
 
+class Task(NamedTuple):
+    """What the merging loop does with a strip."""
+
+    core: Any
+    """Address of the method's core."""
+    code: int
+    """Dtype code of the output."""
+    random: bool
+    """Whether the core reads draws."""
+    moves_unchanged: bool
+    seed: Any
+    name: Any
+    """uint64: the tensor, for its draws."""
+    first: int
+    """The strip's first element in its tensor."""
+
+
+class Report(NamedTuple):
+    """What merging adds up."""
+
+    counts: Any
+    """int64 (2,): overflow, moved."""
+    lanes: Any
+    """float64 (LANES,): squares of the merged deltas."""
+
+
 class Counts(NamedTuple):
     """The other tallies of a piece (see `tallies`), and room to take them."""
 

@@ -1,4 +1,4 @@
-"""Pass 2: the merge cores, narrowed into the output."""
+"""Pass 2: masked deltas through a method's core, narrowed into the output."""
 
 from __future__ import annotations
 
@@ -9,82 +9,108 @@ from numba import carray
 
 from ramstream.kernels.deltas import masked_deltas
 from ramstream.kernels.formats import bare_room, copy, narrow
-from ramstream.kernels.intrinsics import pointer
+from ramstream.kernels.intrinsics import pointer, run_core
 from ramstream.kernels.jit import entry, inner
-from ramstream.kernels.layout import BLOCK, E4M3, F64, ITEMSIZE, LIMIT, SPECIAL
+from ramstream.kernels.layout import BLOCK, E4M3, F64, ITEMSIZE, LANES, LIMIT, SPARE, SPECIAL
+from ramstream.kernels.philox import fill
 
 
 @entry
-def merge_ram(
-    room: Any, inputs: Any, rule: Any, elements: int, coefficients: Any, code: int, out: Any, report: Any
+def merge(
+    room: Any,
+    inputs: Any,
+    rule: Any,
+    elements: int,
+    task: Any,
+    numbers: Any,
+    plain: Any,
+    out: Any,
+    report: Any,
 ) -> None:
-    """One strip by `methods.ram`, in dtype `code` to address `out`; adds to report: overflow, moved."""
-    room, agents = bare_room(room), len(room.active)
-    plain, result, size = agents + 2, agents + 4, ITEMSIZE[code]
+    """One strip by `task` (Task), to address `out`. Adds to report (Report): overflow, moved, squares.
+
+    `numbers` are the core's; `plain` the same without λ, empty where that is no other.
+    """
+    room, agents, code, core = bare_room(room), len(room.active), task.code, task.core
+    result, size = room.rows[agents + 4], ITEMSIZE[task.code]
     verbatim, other = code == inputs.codes[0], np.uint64(room.other.ctypes.data)
-    scaled = np.any(coefficients != 1)
+    copies = verbatim and not task.moves_unchanged
     for start in range(0, elements, BLOCK):
         n, begin = min(BLOCK, elements - start), np.uint64(start * size)
         careful = masked_deltas(room, inputs, rule, start, n, 0)
         source, target = inputs.addresses[0] + begin, out + begin
-        if verbatim and not np.any(room.active):
+        if copies and not np.any(room.active):
             copy(
                 carray(pointer(source), n * size, np.uint8),
                 carray(pointer(target), n * size, np.uint8),
                 n * size,
             )
             continue
-        ram(room, coefficients, n)
-        fitting = narrow(room, result, code, n, target)
-        if scaled:
-            narrow(room, plain, code, n, other)
-            report[1] += differing(size, target, other, n)
+        prepare(room, task, start, n)
+        run_core(core, room.rows, numbers, result, n)
+        fitting = narrow(room, agents + 4, code, n, target)
+        if len(plain):
+            run_core(core, room.rows, plain, room.rows[agents + 2], n)
+            narrow(room, agents + 2, code, n, other)
+            report.counts[1] += differing(size, target, other, n)
+        add_squares(room.rows[0], result, report.lanes, n)
         if not fitting:
-            report[0] += lost(room, result, code, n, verbatim)
-            if verbatim:
-                restore(room.rows[agents + 3], source, target, n, size)
+            report.counts[0] += lost(room, agents + 4, code, n, copies)
+            if copies:
+                restore(room, source, target, n, size)
         if careful:
             room.mark[:n] = 0
 
 
 @inner
-def ram(room: Any, coefficients: Any, n: int) -> None:
-    """The merged values to the last scratch row, those with every coefficient 1 to the first, counts between."""
-    rows, agents = room.rows, len(room.active)
-    total, number, alone = rows[agents + 2], rows[agents + 3], rows[agents + 4]
-    total[:n] = 0
-    number[:n] = 0
-    alone[:n] = 0
+def prepare(room: Any, task: Any, start: int, n: int) -> None:
+    """Rows of agents that are unchanged in the block become zeros, and those of draws are drawn."""
+    agents = len(room.active)
     for t in range(agents):
-        if room.active[t]:
-            contribute(rows[t + 1], total, number, alone, coefficients[t], n)
-    combine(rows[0], total, number, alone, n)
+        if not room.active[t]:
+            room.rows[t + 1, :n] = 0
+        elif task.random:
+            row = room.rows[agents + 1 + SPARE + t]
+            fill(row, n, task.seed, task.name, t, task.first + start)
 
 
 @inner
-def contribute(row: Any, total: Any, number: Any, alone: Any, coefficient: Any, n: int) -> None:
-    zero, one = row.dtype.type(0), row.dtype.type(1)
-    for i in range(n):
-        delta = row[i]
-        total[i] += delta
-        number[i] += one if delta != 0 else zero
-        alone[i] = coefficient * delta if delta != 0 else alone[i]
+def add_squares(base: Any, merged: Any, lanes: Any, n: int) -> None:
+    """Add the squares of the merged deltas to the lanes of their elements; NaN is left out."""
+    for begin in range(0, n, LANES):
+        one, two = base[begin : begin + LANES], merged[begin : begin + LANES]
+        for j in range(min(LANES, n - begin)):
+            delta = np.float64(two[j]) - np.float64(one[j])
+            lanes[j] += delta * delta if delta == delta else 0.0
+
+
+@entry
+def squares(lanes: Any) -> float:
+    """The lanes halved pairwise to one sum; they start again from 0."""
+    n = LANES
+    while n > 1:
+        n //= 2
+        for j in range(n):
+            lanes[j] += lanes[n + j]
+    total = lanes[0]
+    lanes[:] = 0
+    return float(total)
 
 
 @inner
-def combine(base: Any, total: Any, number: Any, alone: Any, n: int) -> None:
-    for i in range(n):
-        plain = base[i] + total[i] / number[i] if number[i] != 0 else base[i]
-        alone[i] = base[i] + alone[i] if number[i] == 1 else plain
-        total[i] = plain
+def unchanged(rows: Any, agents: int, i: int) -> bool:
+    for t in range(agents):  # noqa: SIM110
+        if rows[t + 1, i] != 0:
+            return False
+    return True
 
 
 @inner
-def lost(room: Any, k: int, code: int, n: int, verbatim: bool) -> int:
+def lost(room: Any, k: int, code: int, n: int, copies: bool) -> int:
     """How many results the output dtype, or the arithmetic, could not hold."""
-    base, row, number, total = room.rows[0], room.rows[k], room.rows[k - 1], 0
+    base, row, agents, total = room.rows[0], room.rows[k], len(room.active), 0
     for i in range(n):
-        if verbatim and number[i] == 0:
+        if copies and unchanged(room.rows, agents, i):
             continue
         if np.isfinite(row[i]):
             total += code != F64 and np.uint32(room.raw[k, i] & np.uint32(0x7FFFFFFF)) >= LIMIT[code]
@@ -96,11 +122,11 @@ def lost(room: Any, k: int, code: int, n: int, verbatim: bool) -> int:
 
 
 @inner
-def restore(number: Any, source: Any, target: Any, n: int, size: int) -> None:
+def restore(room: Any, source: Any, target: Any, n: int, size: int) -> None:
     """The base's own bytes where nobody changed the element."""
     theirs, ours = carray(pointer(source), n * size, np.uint8), carray(pointer(target), n * size, np.uint8)
     for i in range(n):
-        if number[i] == 0:
+        if unchanged(room.rows, len(room.active), i):
             for byte in range(i * size, i * size + size):
                 ours[byte] = theirs[byte]
 

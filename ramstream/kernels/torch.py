@@ -1,4 +1,4 @@
-"""Merging by a method's torch form, on a GPU or the CPU: the same bits as the numba loops, for every method.
+"""Merging by a method's program with torch, on a GPU or the CPU: the same bits as the numba loops.
 
 Only eager add, sub, mul, div, where and integer operations: a library cast or a fused operation may round
 otherwise. Unsigned bits live in signed integers, int32 for float32 and int64 for float64.
@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from ramstream.kernels import layout
-from ramstream.kernels.host import Sources
-from ramstream.methods import Method
+from ramstream.kernels.host import Sources, Taken, at_width
+from ramstream.kernels.philox import uniform_torch
+from ramstream.kernels.program import Program
 from ramstream.types import STRIP, Dtype, Kind
 
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -39,14 +40,15 @@ class TorchMerger:
 
     def __init__(
         self,
-        method: Method,
-        agents: int,
+        program: Program,
         epsilon: float,
         on_nonfinite: str,
         compare: Dtype | None,
+        seed: int = 0,
+        *,
         device: str,
     ) -> None:
-        self._method, self._agents = method, agents
+        self._program, self._agents, self._seed = program, program.agents, seed
         self._keep, self._compare = on_nonfinite == "keep", compare
         self._device = torch.device(device)
         cuda = self._device.type == "cuda"
@@ -56,9 +58,10 @@ class TorchMerger:
             epsilons = [np.array([epsilon], dtype) for dtype in (np.float32, np.float64)]
         with self.on_stream():  # memory belongs to the stream it was allocated on
             self._epsilon = {e.dtype: e.to(self._device) for e in map(torch.from_numpy, epsilons)}
-            self._staging = torch.empty((agents + 2, STRIP * 8), dtype=torch.uint8, pin_memory=cuda)
+            self._staging = torch.empty((self._agents + 2, STRIP * 8), dtype=torch.uint8, pin_memory=cuda)
             self._raw = torch.empty_like(self._staging, device=self._device) if cuda else self._staging
             self._report = torch.zeros(2, dtype=torch.int64, device=self._device)
+            self._squares = torch.zeros((), dtype=torch.float64, device=self._device)
 
     @staticmethod
     def host_bytes(agents: int) -> int:
@@ -66,25 +69,26 @@ class TorchMerger:
         return 1 << ((agents + 2) * STRIP * 8 - 1).bit_length()
 
     @staticmethod
-    def device_bytes(agents: int) -> int:
+    def device_bytes(program: Program) -> int:
         """Upper bound of the bytes one merger uses on the device, temporaries included."""
-        return (agents + 2) * STRIP * 8 + (3 * agents + _ROWS) * STRIP * 8 + _SEGMENTS
+        agents = program.agents
+        return (4 * agents + 2 + _ROWS + program.alive) * STRIP * 8 + _SEGMENTS
 
     def strip(
         self,
         sources: Sources,
         elements: int,
-        coefficients: NDArray[np.float64],
+        numbers: NDArray[np.float64],
         wide: bool,
         out_dtype: Dtype,
         out: NDArray[np.uint8],
     ) -> None:
-        """Merge `elements` elements into `out`, their bytes in `out_dtype`; float64 coefficients (T,)."""
+        """As `host.Merger.strip`."""
         if elements == 0:
             return
         with self.on_stream():
             self.copy_in(sources, elements)
-            self.copy_out(self.compute(sources, elements, coefficients, wide, out_dtype), out)
+            self.copy_out(self.compute(sources, elements, numbers, wide, out_dtype), out)
 
     def copy_in(self, sources: Sources, elements: int) -> None:
         """Start to copy a strip to the device. This, `compute`, `copy_out` are the steps of `strip`, on the stream.
@@ -104,30 +108,29 @@ class TorchMerger:
         self,
         sources: Sources,
         elements: int,
-        coefficients: NDArray[np.float64],
+        numbers: NDArray[np.float64],
         wide: bool,
         out_dtype: Dtype,
     ) -> torch.Tensor:
         """Merge the strip that was copied in; its bits on the device, signed integers of the item's size."""
         width = torch.float64 if wide else torch.float32
-        with np.errstate(over="ignore"):
-            rounded_once = coefficients.astype(np.float64 if wide else np.float32)
-        scale = torch.from_numpy(rounded_once)
-        if self._stream is not None:  # from memory that is not pinned the copy would wait for all before it
-            scale = scale.pin_memory().to(self._device, non_blocking=True)
+        own, plain = at_width(self._program, numbers, np.dtype(np.float64 if wide else np.float32))
         base, deltas, special = self._load(sources, elements, width)
-        changed = (deltas != 0).sum(0)
-        values = self._merged(base, deltas, changed, scale)
+        values = self._merged(sources, base, deltas, own)
         bits = narrow(values, out_dtype)
         lost = overflows(values, out_dtype) | ~(_finite(values) | special)
-        if int(sources.codes[0]) == out_dtype:
-            verbatim = changed == 0
+        if int(sources.codes[0]) == out_dtype and not self._program.moves_unchanged:
+            verbatim = (deltas == 0).all(0)
             bits = torch.where(verbatim, self._bits(0, out_dtype, elements), bits)
             lost &= ~verbatim
         self._report[0] += lost.sum()
-        if (rounded_once != 1).any():
-            plain = narrow(self._merged(base, deltas, changed, torch.ones_like(scale)), out_dtype)
-            self._report[1] += ((changed == 1) & (plain != bits)).sum()
+        self._squares += (
+            (values.to(torch.float64) - base.to(torch.float64)).square().nan_to_num(0, math.inf).sum()
+        )
+        if len(plain):
+            without = narrow(self._merged(sources, base, deltas, plain), out_dtype)
+            changed = (deltas != 0).any(0)
+            self._report[1] += (changed & (without != bits)).sum()
         return bits
 
     def copy_out(self, bits: torch.Tensor, out: NDArray[np.uint8]) -> None:
@@ -140,21 +143,39 @@ class TorchMerger:
             flat = staged
         out[: len(flat)] = flat.numpy()
 
-    def take(self) -> tuple[int, int]:
-        """(overflow, moved) since the last call."""
+    def take(self) -> Taken:
+        """What was counted since the last call."""
         with self.on_stream():
             overflow, moved = (int(number) for number in self._report.tolist())
+            taken = Taken(overflow, moved, float(self._squares))
             self._report.zero_()
-        return overflow, moved
+            self._squares.zero_()
+        return taken
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """What is done with torch in this context goes to this merger's stream."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _merged(
-        self, base: torch.Tensor, deltas: torch.Tensor, changed: torch.Tensor, scale: torch.Tensor
+        self, sources: Sources, base: torch.Tensor, deltas: torch.Tensor, numbers: NDArray[Any]
     ) -> torch.Tensor:
-        return torch.where(changed == 0, base, self._method.merge(base, deltas, scale))
+        """The output's values (n,) in the width."""
+        width, device, agents = base.dtype, self._device, self._agents
+        held = torch.from_numpy(numbers)
+        if self._stream is not None:  # from memory that is not pinned the copy would wait for all before it
+            held = held.pin_memory().to(device, non_blocking=True)
+
+        def rows(k: int) -> torch.Tensor:
+            if k <= agents:
+                return base if k == 0 else deltas[k - 1]
+            place = int(sources.name), k - agents - 1, sources.first
+            return uniform_torch(len(base), self._seed, *place, device=device, dtype=width)
+
+        def one(value: float) -> torch.Tensor:
+            return torch.full((), value, dtype=width, device=device)
+
+        merged: torch.Tensor = self._program.run(torch, rows, lambda column: held[column], one)
+        return merged
 
     def _bits(self, index: int, dtype: Dtype, elements: int) -> torch.Tensor:
         """Source `index` as it lies on the device, as signed integers of its size."""

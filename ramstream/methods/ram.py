@@ -6,29 +6,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Annotated, Any
 
-from ramstream.methods import Method
-
-if TYPE_CHECKING:
-    import torch
+from ramstream.methods import Block, Method, Number, PerAgent
 
 
 @dataclass(frozen=True)
 class Ram(Method):
-    """θ⁰ + τ where one agent changed the element, θ⁰ + (Σ τ over contributors) / c where c ≥ 2 did."""
+    """w·τ where one agent changed the element, Σ w·τ / Σ w over the contributors where c ≥ 2 did; w = 1."""
 
-    kernel: ClassVar[str | None] = "ram"
+    weight: Annotated[Number, PerAgent(0)] = 1.0
+    """w: how much an agent counts among contributors, and what its unique changes are multiplied by."""
 
-    def merge(self, base: torch.Tensor, deltas: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
-        """`Method.merge`; the coefficient scales an element that one agent alone changed."""
-        import torch
-
-        zero = torch.zeros_like(base)
-        total, count, alone = zero, zero, zero
-        for delta, coefficient in zip(deltas, coefficients, strict=True):
+    def merge(self, block: Block) -> Any:
+        """`Method.merge`; λ scales an element that one agent alone changed."""
+        total = below = count = alone = 0.0
+        for delta, weight, rescale in zip(block.deltas, block.p["weight"], block.lambdas, strict=True):
             contributes = delta != 0
-            total = total + delta
+            total = total + weight * delta
+            below = below + block.where(contributes, weight, 0.0)
             count = count + contributes
-            alone = torch.where(contributes, coefficient * delta, alone)
-        return base + torch.where(count == 1, alone, total / count)
+            alone = block.where(contributes, (weight * rescale) * delta, alone)
+        shared = block.where(below == 0, 0.0, total / below)
+        return block.where(count == 1, alone, shared)

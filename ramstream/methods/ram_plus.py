@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -27,10 +28,11 @@ class RamPlus(Ram):
     """Whether λ is one number an agent, or one for each tensor."""
 
     needs_counts: ClassVar[bool] = True
+    aliases: ClassVar[Mapping[str, Mapping[str, str]]] = {"ramplus-tl": {"scope": "tensor", "alpha": "0.2"}}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at_least_zero("r", "alpha")
+        self._at_least("r", "alpha")
 
     def coefficients(self, overlap: NDArray[np.int64]) -> NDArray[np.float64]:
         """λ (tensors, T). Where the denominator is 0, ρ is +∞ if anything is shared, otherwise 0."""

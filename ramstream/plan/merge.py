@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ramstream.checkpoint.endings import TORCH
 from ramstream.errors import PlanError
+from ramstream.kernels.program import Program, trace
 from ramstream.plan.count import CountPlan, PlannedTensor
 from ramstream.plan.layout import digest
 from ramstream.types import ITEMSIZE, Dtype
@@ -93,6 +94,16 @@ class MergePlan:
         """The merge digest: sha256 over `identity`."""
         return digest(self.identity)
 
+    @cached_property
+    def program(self) -> Program:
+        """What the method does with each element."""
+        return trace(self.method, self.count.agents)
+
+    @property
+    def seed(self) -> int:
+        """Of the method's random draws."""
+        return int(self.method.parameters().get("seed", 0))
+
     @property
     def written(self) -> int:
         """Bytes of weight files."""
@@ -124,10 +135,13 @@ def plan_output(
     """Add the method and the output files to a count plan.
 
     `dtype` converts every float tensor; `shard_size` (bytes) replaces the base's shards by others of at most
-    that size, or one tensor. PlanError where the plan counts with another epsilon than the method's.
+    that size, or one tensor. PlanError where the plan counts with another epsilon than the method's, or where the
+    method's parameters do not fit these agents and tensors.
     """
     if method.epsilon != count.epsilon:
         raise PlanError(f"the counts use epsilon {count.epsilon}, the method {method.epsilon}; plan with one")
+    method.check_agents(count.agents)
+    method.settings([tensor.name for tensor in count.merged], count.agents)
     tensors = [(t, _output_dtype(t, dtype)) for t in (*count.merged, *count.copied)]
     shards = _shards(count, tensors, shard_size)
     outputs: list[OutputFile] = []

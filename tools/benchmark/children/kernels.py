@@ -22,6 +22,8 @@ from ramstream.engine.limits import resident_memory
 from ramstream.engine.worker import STEP_GRAINS
 from ramstream.kernels import host
 from ramstream.kernels.layout import BLOCK
+from ramstream.kernels.program import trace
+from ramstream.methods.ram import Ram
 from ramstream.types import GRAIN, STRIP, Dtype
 
 THREADS = 2
@@ -51,10 +53,12 @@ class Share:
         self.addresses = [buffer.ctypes.data for buffer in buffers]
         self.sources = host.Sources(AGENTS)
         self.counter = host.Counter(AGENTS, 1e-5, "error", None)
-        self.merger = host.Merger(AGENTS, 1e-5, "error", None)
+        method, program = Ram(), trace(Ram(), AGENTS)
+        self.merger = host.Merger(program, 1e-5, "error", None)
         self.bits = np.zeros((AGENTS, STRIP // 64), np.uint64)
         self.out = np.empty(STRIP * dtype.itemsize, np.uint8)
-        self.ones = np.ones(AGENTS)
+        values = {**method.settings(["w"], AGENTS), "lambdas": np.ones((1, AGENTS))}
+        self.numbers = program.numbers(values)[0]
 
     def point(self, first: int, n: int) -> None:
         for k, address in enumerate(self.addresses):
@@ -77,7 +81,7 @@ class Share:
             n = min(STRIP, self.end - first)
             self.point(first, n)
             out = self.out[: n * self.dtype.itemsize]
-            self.merger.strip("ram", self.sources, n, self.ones, False, self.dtype, out)
+            self.merger.strip(self.sources, n, self.numbers, False, self.dtype, out)
 
     def sum(self) -> None:
         for buffer in self.buffers:
