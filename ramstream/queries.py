@@ -31,6 +31,8 @@ class Counts:
     """The store with the bits, if there is one."""
     used: Mapping[str, Any]
     """Name and parameters of the method an output was merged by; empty for a store."""
+    norms: Mapping[str, Any] | None = None
+    """`statistics.norms` of an output; None for a store."""
 
     def method(self, name: str | None = None, parameters: Mapping[str, str] | None = None) -> Method:
         """A method as the command line spells it; what is not said is as in the merge, or the default.
@@ -41,6 +43,10 @@ class Counts:
         if name in (None, self.used.get("name")):
             defaults |= {key: str(value) for key, value in self.used.items() if key != "name"}
         return create(name or self.used.get("name", "ram-plus"), defaults | dict(parameters or {}))
+
+    def _is_own(self, method: Method) -> bool:
+        """Whether the output was merged by this very method."""
+        return {"name": method.name(), **method.parameters()} == dict(self.used)
 
     def stats(self, method: Method, by: str | None = None, agents: str | None = None) -> dict[str, Any]:
         """`ramstream stats`; `agents` is a selection such as `1,3`.
@@ -53,7 +59,8 @@ class Counts:
                 "another epsilon needs another count of the checkpoints"
             )
         if agents is None:
-            return statistics(self.described, self.tallies, method, by)
+            norms = {"norms": dict(self.norms)} if self.norms and self._is_own(method) else {}
+            return {**statistics(self.described, self.tallies, method, by), **norms}
         chosen = parse_agents(agents, self.described.labels)
         if self.bits is None:
             raise PlanError(
@@ -88,7 +95,14 @@ def open_counts(path: Path, store: Path | None = None) -> Counts:
         raise PlanError(f"{path}: no such folder; give a store, an output, or a base and its agents")
     record = Record.read(path)
     bits = _bits(path, record, store)
-    return Counts(path, record.description(), record.tally_records(), bits, record.method)
+    return Counts(
+        path,
+        record.description(),
+        record.tally_records(),
+        bits,
+        record.method,
+        record.summary.get("norms"),
+    )
 
 
 def _bits(path: Path, record: Record, store: Path | None) -> OverlapStore | None:

@@ -64,6 +64,8 @@ def stats_view(stats: dict[str, Any]) -> View:
         Text("  ".join(_count_words(stats))),
         Text(_method(stats)),
     ]
+    if stats.get("norms"):
+        parts.append(Text(_norms(stats["norms"])))
     if stats["pairs"]:
         parts.append(_pairs(stats))
     if stats.get("groups"):
@@ -78,7 +80,8 @@ def _agents(stats: dict[str, Any]) -> Table:
     others = [f"with {k}" for k in range(1, columns)]
     if columns < len(agents):
         others[-1] += "+"
-    table = _table("agent", "changed", "alone", *others, "ρ", "λ")
+    rescaled = bool(stats["lambda"])
+    table = _table("agent", "changed", "alone", *others, "ρ", *(["λ"] if rescaled else []))
     for t, (label, agent) in enumerate(zip(_short(agents), agents, strict=True)):
         rho, shares = agent["rho"], agent["overlapping"]
         table.add_row(
@@ -86,7 +89,7 @@ def _agents(stats: dict[str, Any]) -> Table:
             _percent(agent["changed_share"]),
             *(_percent(share) for share in (*shares[: columns - 1], sum(shares[columns - 1 :]))),
             rho if isinstance(rho, str) else f"{rho:.3f}",
-            lambda_text(stats["lambda"], t),
+            *([lambda_text(stats["lambda"], t)] if rescaled else []),
         )
     return table
 
@@ -102,12 +105,14 @@ def _short(agents: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _method(stats: dict[str, Any]) -> str:
-    """Which method and parameters λ stands for."""
+    """The method and its parameters, whose λ is shown if it has one."""
     method = stats["method"]
     parameters = ", ".join(
         f"{key}={value}" for key, value in method.items() if key not in ("name", "epsilon")
     )
-    return f"λ as in {method['name']}" + (f" ({parameters})" if parameters else "")
+    return f"{'λ as in' if stats['lambda'] else 'method'} {method['name']}" + (
+        f" ({parameters})" if parameters else ""
+    )
 
 
 def _count_words(stats: dict[str, Any]) -> Iterator[str]:
@@ -115,6 +120,15 @@ def _count_words(stats: dict[str, Any]) -> Iterator[str]:
     for c, n in enumerate(stats["counts"]):
         word = "unchanged" if c == 0 else "unique" if c == 1 else f"by {c} agents"
         yield f"{word} {_percent(n / total)}"
+
+
+def _norms(norms: dict[str, Any]) -> str:
+    """How far the merged model went, against the agents."""
+    merged, largest, mean = norms["merged"], norms["largest"], norms["mean"]
+    if merged is None or not largest:
+        return "norm of the merged delta: " + ("not finite" if merged is None else f"{merged:.4g}")
+    against = f"{merged / largest:.2f} × the largest agent's, {merged / mean:.2f} × the agents' mean"
+    return f"norm of the merged delta: {merged:.4g}, {against}"
 
 
 def _pairs(stats: dict[str, Any]) -> Table:
@@ -179,6 +193,7 @@ def outcome_view(out: str, already: bool, summary: dict[str, Any]) -> View:
     if summary["left_behind"]:
         lines.append(f"left behind: {', '.join(summary['left_behind'])}")
     warnings = [Text(f"warning: {text}", style="yellow") for text in stats["warnings"]]
+    lines.insert(1, _norms(summary["norms"]))
     return [_agents(stats), Text("  ".join(_count_words(stats))), *(Text(line) for line in lines), *warnings]
 
 

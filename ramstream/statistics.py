@@ -83,7 +83,7 @@ def statistics(
         "counts": _counts(total, size),
         "epsilon": described.epsilon,
         "method": {"name": method.name(), **method.parameters()},
-        "lambda": _lambda_rows(method.coefficients(overlap), described.names),
+        "lambda": _lambda_rows(method.coefficients(overlap), described.names) if method.rescales else [],
         "pairs": list(_pairs(tallies, chosen, labels, size)),
         "nonfinite_in_base": int(tallies["nonfinite"][:, 0].sum()),
     }
@@ -195,6 +195,20 @@ def _groups(
             "agents": [_agent("", row, size, method) for row in total],
             "counts": _counts(total, size),
         }
+
+
+def norms(agents: Sequence[dict[str, Any]], merged: float) -> dict[str, float | None]:
+    """L2 norms: of the merged delta, to six digits, and the largest agent's and the mean of them, over changed elements.
+
+    RAM keeps what only one agent changed undiluted, so that the merged norm grows with the number of agents.
+    """
+    found = [agent["l2_norm"] for agent in agents]
+    known = bool(found) and None not in found
+    return {
+        "merged": float(f"{merged:.6g}") if np.isfinite(merged) else None,
+        "largest": max(found) if known else None,
+        "mean": sum(found) / len(found) if known else None,
+    }
 
 
 def _finite(value: Any) -> float | None:

@@ -31,8 +31,9 @@ def merge(
 
     `numbers` are the core's; `plain` the same without λ, empty where that is no other.
     """
-    room, agents, code, core = bare_room(room), len(room.active), task.code, task.core
-    result, size = room.rows[agents + 4], ITEMSIZE[task.code]
+    room, code, core, size = bare_room(room), task.code, task.core, ITEMSIZE[task.code]
+    last = len(room.rows) - 1
+    result = room.rows[last]
     verbatim, other = code == inputs.codes[0], np.uint64(room.other.ctypes.data)
     copies = verbatim and not task.moves_unchanged
     for start in range(0, elements, BLOCK):
@@ -48,14 +49,14 @@ def merge(
             continue
         prepare(room, task, start, n)
         run_core(core, room.rows, numbers, result, n)
-        fitting = narrow(room, agents + 4, code, n, target)
+        fitting = narrow(room, last, code, n, target)
         if len(plain):
-            run_core(core, room.rows, plain, room.rows[agents + 2], n)
-            narrow(room, agents + 2, code, n, other)
+            run_core(core, room.rows, plain, room.rows[last - 1], n)
+            narrow(room, last - 1, code, n, other)
             report.counts[1] += differing(size, target, other, n)
         add_squares(room.rows[0], result, report.lanes, n)
         if not fitting:
-            report.counts[0] += lost(room, agents + 4, code, n, copies)
+            report.counts[0] += lost(room, last, code, n, copies)
             if copies:
                 restore(room, source, target, n, size)
         if careful:

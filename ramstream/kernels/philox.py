@@ -6,7 +6,8 @@ name, the agent and the element, and on nothing else: not on how the work is cut
     counter  c0 = (e >> 2) mod 2³²    c1 = agent | (e >> 34) << 6    c2, c3 = low, high half of the name's key
     key      k0, k1 = low, high half of the seed
 
-Element e takes word e mod 4 of what comes out, of that the upper 24 bits: a number in [0, 1), exact in float32.
+Element e < 2⁶⁰ takes word e mod 4 of what comes out, of that the upper 24 bits: a number in [0, 1), exact in
+float32.
 """
 
 from __future__ import annotations

@@ -81,6 +81,8 @@ class Method(ABC):
     norm_scope: Literal["model", "tensor"] = "model"
     """Whether `max_norm` is about the whole model or each tensor."""
 
+    rescales: ClassVar[bool] = False
+    """Whether `merge` uses λ."""
     needs_counts: ClassVar[bool] = False
     """Whether the coefficients depend on the tallies of the whole model."""
     random: ClassVar[bool] = False

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from ramstream.methods import Block, Method, Number, PerAgent
 
@@ -17,6 +17,8 @@ class Ram(Method):
 
     weight: Annotated[Number, PerAgent(0)] = 1.0
     """w: how much an agent counts among contributors, and what its unique changes are multiplied by."""
+
+    rescales: ClassVar[bool] = True
 
     def merge(self, block: Block) -> Any:
         """`Method.merge`; λ scales an element that one agent alone changed."""
