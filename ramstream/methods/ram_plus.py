@@ -21,7 +21,9 @@ class RamPlus(Ram):
     """RAM with λᵗ = 1 + r · clip(ρᵗ, 0, α), where ρᵗ = sharedᵗ / uniqueᵗ."""
 
     r: float = 0.1
+    """How strongly an agent's shared work raises its λ."""
     alpha: float = 2.0
+    """What ρ is clipped to."""
     ratio: Literal["unique", "changed"] = "unique"
     """The denominator of ρ; `changed` is the paper's bounded variant, RAM+s."""
     scope: Literal["model", "tensor"] = "model"
