@@ -87,8 +87,15 @@ _parameters = click.option(
     "parameters",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A parameter of the method: r, alpha, ratio, scope, epsilon; repeatable.",
+    help="A parameter of the method, see `ramstream methods METHOD`; repeatable.",
 )
+_strength = _options(
+    click.option("--scale", type=float, metavar="X", help="Multiply the merged delta by X; as -p scale=X."),
+    click.option("--max-norm", type=click.Choice(["none", "largest", "mean"]),
+                 help="Bound the merged delta's norm by that of the agents' deltas; as -p max_norm=."),
+    click.option("--norm-scope", type=click.Choice(["model", "tensor"]),
+                 help="What --max-norm is about; as -p norm_scope=."),
+)  # fmt: skip
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 _loudness = _options(
     click.option("-q", "--quiet", is_flag=True, help="No progress."),
@@ -103,13 +110,18 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("base")
-@click.argument("agents", nargs=-1, required=True, metavar="AGENT...")
+@click.argument("targets", nargs=-1, required=True, metavar="(BASE AGENT... | FILE.yaml)")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The output folder.")
 @click.option(
-    "-m", "--method", default="ram-plus", show_default=True, metavar="METHOD", help="ram or ram-plus."
+    "-m",
+    "--method",
+    default="ram-plus",
+    show_default=True,
+    metavar="METHOD",
+    help="How agents are merged; `ramstream methods` lists them.",
 )
 @_parameters
+@_strength
 @click.option(
     "--dtype", metavar="D", help="Dtype of every float tensor of the output; by default the base's."
 )
@@ -120,21 +132,30 @@ def cli() -> None:
 )
 @click.option("--shard-size", metavar="SIZE", help="Cut the output anew into files of this size, e.g. 5GB.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT when the new one is complete.")
-@click.option("--dry-run", is_flag=True, help="Print the plan and what it takes; write nothing.")
+@click.option(
+    "--config-out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write this merge as a file that `ramstream merge FILE` takes, with --dry-run too; a file that says "
+    "something else is not overwritten.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the plan and what it takes; merge nothing.")
 @_resources
 @click.option(
     "--device", default="auto", show_default=True, help="auto, cpu, cuda:N, or cpu:torch for the torch form."
 )
 @_json
 @_loudness
-def merge(base: str, agents: tuple[str, ...], out: Path, as_json: bool, **options: Any) -> None:
+def merge(targets: tuple[str, ...], out: Path, as_json: bool, **options: Any) -> None:
     """Merge agents into their base.
 
     AGENT... are merged into BASE and OUT is written. The same command again goes on where a killed one stopped.
-    """
-    from ramstream.commands import dry_run, plan_from, run_merge
 
-    plan, limits = plan_from(base, agents, options)
+    FILE.yaml says all that in mergekit's words; what is typed beside it wins over what it says.
+    """
+    from ramstream.commands import dry_run, plan_from, recipe_from, run_merge
+
+    plan, limits = plan_from(recipe_from(targets, options, _typed()), options)
     if options["dry_run"]:
         from ramstream.report import plan_view
 
@@ -175,6 +196,20 @@ def stats(targets: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
 
 @cli.command()
+@click.argument("name", required=False)
+@_json
+def methods(name: str | None, as_json: bool) -> None:
+    """List the methods.
+
+    With a NAME, what that method does and its parameters.
+    """
+    from ramstream.manual import describe, list_view, method_view
+
+    described = describe(name)
+    _show(as_json, described if name is None else described[0], method_view if name else list_view)
+
+
+@cli.command()
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--read-data", is_flag=True, help="Read every byte of the weights; without it only the structure."
@@ -197,6 +232,13 @@ def verify(out: Path, read_data: bool, as_json: bool, quiet: bool) -> None:
         raise IntegrityError(
             f"{out} is not what was written; restore it from a copy, or remove it and merge again"
         )
+
+
+def _typed() -> set[str]:
+    """The options that the command line holds, beside those that have their default."""
+    context = click.get_current_context()
+    typed = click.core.ParameterSource.COMMANDLINE
+    return {name for name in context.params if context.get_parameter_source(name) is typed}
 
 
 def _show(as_json: bool, data: Any, view: Callable[[Any], Any]) -> None:

@@ -5,7 +5,8 @@ Each function imports what it needs: a question to a store is answered before nu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from ramstream.errors import UsageError
 from ramstream.types import parse_dtype
 
 if TYPE_CHECKING:
+    from ramstream.config import Recipe
     from ramstream.engine.limits import Limits
     from ramstream.engine.merging import Outcome
     from ramstream.plan import MatchOptions, MergePlan
@@ -65,18 +67,78 @@ def _limits(options: dict[str, Any]) -> Limits:
     return Limits(options["memory"], options["workers"], options.get("device", "cpu"), options["io"])
 
 
-def plan_from(base: str, agents: Sequence[str], options: dict[str, Any]) -> tuple[MergePlan, Limits]:
-    """The plan of `ramstream merge` and its limits."""
+def recipe_from(targets: Sequence[str], options: dict[str, Any], given: Collection[str]) -> Recipe:
+    """What `ramstream merge` is to do: a file's words or those of the command line, which win over a file's.
+
+    `given` are the options that were typed. UsageError for targets that are neither.
+    """
+    from ramstream import config
+    from ramstream.config.recipe import OPTIONS, Recipe
+
+    first, *agents = targets
+    names_file = first.lower().endswith((".yaml", ".yml")) and not Path(first).is_dir()
+    if names_file and agents:
+        raise UsageError(f"{first} is a configuration file, which names its models; leave out {agents[0]}")
+    if names_file and "method" in given:
+        raise UsageError(f"{first} says which method; leave out --method, or change merge_method there")
+    if not names_file and not agents:
+        raise UsageError(
+            f"{first} is one checkpoint; give BASE AGENT..., or a configuration file (.yaml, .yml)"
+        )
+    recipe = config.read(Path(first)) if names_file else Recipe(first, tuple(agents), options["method"])
+    return replace(
+        recipe,
+        parameters={**recipe.parameters, **_typed_parameters(options)},
+        dtype=options["dtype"] or recipe.dtype,
+        options={
+            name: recipe.options[name] if name in recipe.options and name not in given else options[name]
+            for name in OPTIONS
+        },
+    )
+
+
+_SUGAR = ("scale", "max_norm", "norm_scope")
+"""Parameters that `merge` has options of their own for."""
+
+
+def _typed_parameters(options: dict[str, Any]) -> dict[str, str]:
+    """`-p` words and the options that stand for one. UsageError where both are given."""
+    found = parse_parameters(options["parameters"])
+    for name in _SUGAR:
+        if options[name] is None:
+            continue
+        if name in found:
+            raise UsageError(
+                f"--{name.replace('_', '-')} {options[name]} and -p {name}={found[name]}: give one"
+            )
+        found[name] = str(options[name])
+    return found
+
+
+def plan_from(recipe: Recipe, options: dict[str, Any]) -> tuple[MergePlan, Limits]:
+    """The plan of `ramstream merge` and its limits; writes `--config-out`."""
     from ramstream.checkpoint import open_all
     from ramstream.engine.limits import parse_size
     from ramstream.planning import plan_merge
 
-    method = methods.create(options["method"], parse_parameters(options["parameters"]))
-    dtype = parse_dtype(options["dtype"]) if options["dtype"] else None
-    shard_size = parse_size(options["shard_size"]) if options["shard_size"] else None
-    match_options, limits = _match_options(options), _limits(options)
-    first, *others = open_all([base, *agents])
-    return plan_merge(first, others, method, match_options, dtype, shard_size), limits
+    method = methods.create(recipe.method, recipe.parameters)
+    dtype = parse_dtype(recipe.dtype) if recipe.dtype else None
+    shard_size = parse_size(recipe.options["shard_size"]) if recipe.options["shard_size"] else None
+    match_options, limits = _match_options(dict(recipe.options)), _limits(options)
+    first, *others = open_all([recipe.base, *recipe.agents])
+    plan = plan_merge(first, others, method, match_options, dtype, shard_size)
+    if options["config_out"]:
+        _write_config(options["config_out"], recipe)
+    notes = (*recipe.notes, *plan.count.notes)
+    return replace(plan, count=replace(plan.count, notes=notes)), limits
+
+
+def _write_config(path: Path, recipe: Recipe) -> None:
+    from ramstream.config import write
+
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise UsageError(f"--config-out {path}: a configuration file's name ends in .yaml or .yml")
+    write(path, recipe)
 
 
 def run_merge(plan: MergePlan, out: Path, limits: Limits, options: dict[str, Any]) -> Outcome:

@@ -74,6 +74,11 @@ class Setting:
         return cls(tuple(tuple(map(_rule, agent.split(";"))) for agent in value.split(",")))
 
     @property
+    def complete(self) -> bool:
+        """Whether it has a value for every tensor, whatever its name."""
+        return all(any(rule.everywhere for rule in rules) for rules in self.agents)
+
+    @property
     def plain(self) -> float | str:
         """The number where it is one, otherwise the text; `of` takes either."""
         if len(self.agents) == len(self.agents[0]) == 1 and str(self.agents[0][0]) == repr(
@@ -91,8 +96,10 @@ class Setting:
             for rule in rules:
                 yield from rule.points
 
-    def resolve(self, what: str, names: Sequence[str], agents: int) -> NDArray[np.float64]:
-        """The values, float64 (tensors, agents).
+    def resolve(
+        self, what: str, names: Sequence[str], agents: int, model: Sequence[str] = ()
+    ) -> NDArray[np.float64]:
+        """The values, float64 (tensors, agents); layers are counted in `model` too, where `names` are some of it.
 
         PlanError, naming `what`, where it speaks of another number of agents or no rule is about a tensor.
         """
@@ -104,7 +111,8 @@ class Setting:
             )
         rows = self.agents if len(self.agents) == agents else self.agents * agents
         result = np.empty((len(names), agents))
-        for i, (name, depth) in enumerate(zip(names, depths(names), strict=True)):
+        deep = depths([*names, *model])[: len(names)]
+        for i, (name, depth) in enumerate(zip(names, deep, strict=True)):
             for t, rules in enumerate(rows):
                 found = next((rule for rule in rules if rule.matches(name)), None)
                 if found is None:
@@ -134,8 +142,8 @@ def _escaped(word: str) -> str:
 def depths(names: Sequence[str]) -> list[float]:
     """How deep each tensor lies: 0 for the first layer and what is outside layers, 1 for the last layer.
 
-    Layers are counted apart for each stack, that is for each name up to its first number between two dots. A stack of
-    one layer is as deep as a last one.
+    Layers are counted apart for each stack, that is for each name up to its first number between two dots. A
+    stack of one layer is as deep as a last one.
     """
     found = [re.match(r"(?P<stack>.*?)\.(?P<layer>\d+)\.", name, re.ASCII | re.DOTALL) for name in names]
     last: dict[str, int] = {}

@@ -96,9 +96,8 @@ class Method(ABC):
     """Other names, in the command line's spelling, and the defaults that go with each."""
 
     def __post_init__(self) -> None:
-        for name, hint in _hints(type(self)).items():
-            value = getattr(self, name)
-            mark = _mark(hint)
+        for name, hint in hints(type(self)).items():
+            value, mark = getattr(self, name), mark_of(hint)
             if mark is not None:
                 try:
                     setting = Setting.of(value)
@@ -155,10 +154,13 @@ class Method(ABC):
 
         return np.ones(overlap.shape[:2])
 
-    def settings(self, names: Sequence[str], agents: int) -> dict[str, NDArray[np.float64]]:
+    def settings(
+        self, names: Sequence[str], agents: int, model: Sequence[str] = ()
+    ) -> dict[str, NDArray[np.float64]]:
         """The parameters that `merge` finds in `Block.p`, float64 (tensors, values).
 
-        PlanError where one does not fit.
+        `model` are the names of all tensors of the model, where `names` are some of them: layers are counted in it.
+        PlanError where a parameter does not fit.
         """
         import numpy as np
 
@@ -166,7 +168,7 @@ class Method(ABC):
         for name, values in self.numeric(agents).items():
             value = getattr(self, name)
             if isinstance(value, Setting):
-                result[name] = value.resolve(f"{self.name()}: {name}", names, values or 1)
+                result[name] = value.resolve(f"{self.name()}: {name}", names, values or 1, model)
             else:
                 result[name] = np.full((len(names), 1), value)
         return result
@@ -174,8 +176,8 @@ class Method(ABC):
     def numeric(self, agents: int) -> dict[str, int | None]:
         """The parameters that `merge` finds in `Block.p`, with the number of their values; None for one number."""
         result: dict[str, int | None] = {}
-        for name, hint in _hints(type(self)).items():
-            mark = _mark(hint)
+        for name, hint in hints(type(self)).items():
+            mark = mark_of(hint)
             if isinstance(mark, PerAgent):
                 result[name] = agents + self.base_is_model
             elif mark is not None or (hint is float and name != "epsilon"):
@@ -183,13 +185,14 @@ class Method(ABC):
         return result
 
 
-def _hints(cls: type[Method]) -> dict[str, Any]:
+def hints(cls: type[Method]) -> dict[str, Any]:
     """The types of the parameters by name, in order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
-def _mark(hint: Any) -> PerAgent | PerTensor | None:
+def mark_of(hint: Any) -> PerAgent | PerTensor | None:
+    """What marks a parameter's type as differing by agent or tensor, None where it is one number for all."""
     found = [mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, PerAgent | PerTensor)]
     return found[0] if found else None
 
@@ -228,19 +231,19 @@ def create(name: str, parameters: Mapping[str, str]) -> Method:
     UsageError for an unknown method or parameter, or a value that does not parse.
     """
     cls, defaults = find(name)
-    hints = _hints(cls)
+    known = hints(cls)
     values: dict[str, Any] = {}
     for key, text in {**defaults, **parameters}.items():
-        if key not in hints:
-            near = difflib.get_close_matches(key, hints, 1)
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
             meant = f"did you mean {near[0]}? " if near else ""
-            raise UsageError(f"{cls.name()} has no parameter {key!r}; {meant}it has {', '.join(hints)}")
-        values[key] = _parse(f"{cls.name()}: {key}", hints[key], text)
+            raise UsageError(f"{cls.name()} has no parameter {key!r}; {meant}it has {', '.join(known)}")
+        values[key] = _parse(f"{cls.name()}: {key}", known[key], text)
     return cls(**values)
 
 
 def _parse(what: str, hint: Any, text: str) -> Any:
-    if _mark(hint) is not None:
+    if mark_of(hint) is not None:
         return text
     choices = typing.get_args(hint) or (("true", "false") if hint is bool else ())
     if choices:

@@ -44,11 +44,13 @@ class Linear(Method):
         below = added(weights)
         return total / below if self.normalize else total + (below - 1.0) * block.base
 
-    def settings(self, names: Sequence[str], agents: int) -> dict[str, NDArray[np.float64]]:
+    def settings(
+        self, names: Sequence[str], agents: int, model: Sequence[str] = ()
+    ) -> dict[str, NDArray[np.float64]]:
         """`Method.settings`; PlanError where weights that are to be normalised sum to 0, or so nearly that float32
         would make noise of it.
         """
-        values = super().settings(names, agents)
+        values = super().settings(names, agents, model)
         weights = values["weight"]
         nothing = abs(weights.sum(axis=1)) <= 1e-6 * abs(weights).sum(axis=1)
         if self.normalize and nothing.any():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,9 @@ from ramstream.plan.layout import digest
 from ramstream.types import ITEMSIZE, Dtype
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ramstream.methods import Method
 
 DATA_ALIGNMENT = 4096
@@ -99,6 +102,12 @@ class MergePlan:
         """What the method does with each element."""
         return trace(self.method, self.count.agents)
 
+    @cached_property
+    def settings(self) -> Mapping[str, NDArray[np.float64]]:
+        """`Method.settings` of the merged tensors. PlanError where a parameter does not fit."""
+        names, others = ([t.name for t in group] for group in (self.count.merged, self.count.copied))
+        return self.method.settings(names, self.count.agents, others)
+
     @property
     def seed(self) -> int:
         """Of the method's random draws."""
@@ -141,7 +150,6 @@ def plan_output(
     if method.epsilon != count.epsilon:
         raise PlanError(f"the counts use epsilon {count.epsilon}, the method {method.epsilon}; plan with one")
     method.check_agents(count.agents)
-    method.settings([tensor.name for tensor in count.merged], count.agents)
     tensors = [(t, _output_dtype(t, dtype)) for t in (*count.merged, *count.copied)]
     shards = _shards(count, tensors, shard_size)
     outputs: list[OutputFile] = []
@@ -155,9 +163,11 @@ def plan_output(
             position += slot.nbytes
         outputs.append(OutputFile(name, header, size))
     merged, copied = (tuple(slots[t.name] for t in group) for group in (count.merged, count.copied))
-    return MergePlan(
+    plan = MergePlan(
         count, method, dtype, merged, copied, tuple(outputs), tuple(side_files), tuple(left_behind)
     )
+    _ = plan.settings  # refuses what does not fit
+    return plan
 
 
 def _output_dtype(tensor: PlannedTensor, dtype: Dtype | None) -> str:
