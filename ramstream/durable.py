@@ -1,4 +1,12 @@
-"""The few file operations whose order makes a run survive: fsync of files and folders, whole-file writes, locks."""
+"""Every change that ramstream makes on a disk, and the order that makes a run survive.
+
+`Disk` is the seam: one method a system call, and nothing else in ramstream changes a file or a folder (but numba's
+cache of compiled loops). The rest is made of it: what is on disk when a function returns says its docstring.
+
+What a crash leaves is thought of like this. Of a file: what was there at its last fsync, and of what was done to it
+since, any part. Of a folder: the names at its last fsync, and of the changes since, any. A rename is one change; it
+is on disk when the folder of the new name is. An fsync of a file says nothing of its name.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +15,74 @@ import fcntl
 import os
 import resource
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ramstream.errors import DiskFullError, JournalError, PlanError
 
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""What the system says where we may not write."""
+
+REMOVED = ".ramstream-removed"
+"""Ends the name of a folder that is being removed."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-def make_folder(path: Path) -> None:
-    """A folder with its parents, if it is not there; PlanError where that is impossible, but for want of space."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        sync(path.parent)
-    except OSError as error:
-        if error.errno in _FULL:
-            raise
-        raise PlanError(f"{path} cannot be made: {error.strerror}; choose another place") from error
+class Disk:
+    """The system calls that change a disk."""
+
+    def create(self, path: Path) -> int:
+        """A descriptor of a file, to be read and written; made empty, with the umask's mode, if there is none."""
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+        """pwrite; how many bytes of `data` were written."""
+        return os.pwrite(descriptor, data, offset)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        """Cut a file, or extend it by zeros."""
+        os.ftruncate(descriptor, size)
+
+    def allocate(self, descriptor: int, size: int) -> None:
+        """Reserve a file's first `size` bytes, where the system can."""
+        if size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+
+    def sync(self, descriptor: int) -> None:
+        """fsync of a file or folder."""
+        os.fsync(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file or folder another name; a file that has it loses it."""
+        source.rename(target)
+
+    def unlink(self, path: Path) -> None:
+        """Take away a file's name."""
+        os.unlink(path)
+
+    def mkdir(self, path: Path) -> None:
+        """Make a folder."""
+        path.mkdir()
+
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty folder."""
+        os.rmdir(path)
+
+
+disk = Disk()
+"""The one in use."""
 
 
 def sync(path: Path) -> None:
     """fsync one file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        disk.sync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def begin_writing(descriptor: int, begin: int, size: int) -> None:
-    """Have the system write a range out now rather than at the fsync that vouches for it, which then finds little
-    to do: 0.25 s a GB against 0.4 to 1.5 s. What is written may leave the page cache, inputs are rather kept.
-    """
-    if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):  # advice, which a file system may not take
-            os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_DONTNEED)
 
 
 def sync_tree(folder: Path) -> None:
@@ -64,20 +103,115 @@ def sync_all(paths: Iterable[Path]) -> None:
         sync(folder)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that its name never stands for part of it: a temporary, fsync, rename, fsync."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_bytes(data)
-    sync(temporary)
-    os.replace(temporary, path)
-    sync(path.parent)
+def begin_writing(descriptor: int, begin: int, size: int) -> None:
+    """Have the system write a range out now rather than at the fsync that vouches for it, which then finds little
+    to do: 0.25 s a GB against 0.4 to 1.5 s. What is written may leave the page cache, inputs are rather kept.
+    """
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):  # advice, which a file system may not take
+            os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_DONTNEED)
+
+
+def make_folder(path: Path) -> None:
+    """A folder with its parents, if it is not there, on disk; PlanError where that is impossible, but for want of
+    space.
+    """
+    try:
+        for folder in dict.fromkeys((path, *make_folders(path))):
+            sync(folder.parent)  # also where it is there: whoever made it may have had no time to
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        raise PlanError(f"{path} cannot be made: {error.strerror}; choose another place") from error
+
+
+def make_folders(path: Path) -> list[Path]:
+    """A folder with its parents, if it is not there; those that were made."""
+    missing = [] if path.is_dir() else [path]
+    while missing and not os.path.lexists(missing[-1].parent):
+        missing.append(missing[-1].parent)
+    for folder in reversed(missing):
+        try:
+            disk.mkdir(folder)
+        except FileExistsError:
+            if not folder.is_dir():  # otherwise another was quicker
+                raise
+    return missing
 
 
 def write_at(descriptor: int, data: memoryview, offset: int) -> None:
     """pwrite all of `data`."""
     while data:
-        written = os.pwrite(descriptor, data, offset)
+        written = disk.write(descriptor, data, offset)
         data, offset = data[written:], offset + written
+
+
+def write(path: Path, data: bytes | memoryview, early: bool = False) -> None:
+    """Write a file anew, not yet on disk; with `early` on its way there (see `begin_writing`)."""
+    descriptor = disk.create(path)
+    try:
+        disk.truncate(descriptor, 0)
+        write_at(descriptor, memoryview(data), 0)
+        if early:
+            begin_writing(descriptor, 0, len(data))
+    finally:
+        os.close(descriptor)
+
+
+def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files by their paths below a folder, and the folders they are in; not yet on disk."""
+    for name, data in files.items():
+        make_folders((folder / name).parent)
+        write(folder / name, data)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that its name never stands for part of it; on disk on return."""
+    temporary = path.with_name(path.name + ".new")
+    write(temporary, data)
+    sync(temporary)
+    move(temporary, path)
+
+
+def move(source: Path, target: Path) -> None:
+    """Give a file or folder another name, on disk on return."""
+    disk.rename(source, target)
+    for folder in dict.fromkeys((target.parent, source.parent)):
+        sync(folder)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there.
+
+    A folder loses its name first, on disk, so that nothing ever finds a part of it under that name; what a crash
+    leaves of it goes with the next removal of that name.
+    """
+    aside = path.with_name(path.name + REMOVED)
+    _remove_tree(aside)
+    if path.is_dir() and not path.is_symlink():
+        move(path, aside)
+        _remove_tree(aside)
+    else:
+        with suppress(FileNotFoundError):
+            disk.unlink(path)
+
+
+def _remove_tree(folder: Path) -> None:
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    with os.scandir(folder) as entries:
+        inside = [(Path(entry), entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for path, is_folder in inside:
+        if is_folder:
+            _remove_tree(path)
+        else:
+            disk.unlink(path)
+    disk.rmdir(folder)
+
+
+def temporary_folder() -> AbstractContextManager[str]:
+    """A folder for what need not survive, gone at the end."""
+    return TemporaryDirectory(prefix="ramstream-")
 
 
 @contextmanager
@@ -88,11 +222,11 @@ def lock(path: Path, what: str, shared: bool = False) -> Iterator[Callable[[], N
     made, nobody can write there either.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = disk.create(path)
     except FileNotFoundError:
         raise JournalError(f"{what} was in use by a run that just ended; run the command again") from None
     except OSError as error:
-        if not shared or error.errno not in _READ_ONLY:
+        if not shared or error.errno not in READ_ONLY:
             raise
         yield lambda: None
         return
@@ -105,8 +239,8 @@ def lock(path: Path, what: str, shared: bool = False) -> Iterator[Callable[[], N
         if not _is_open(path, descriptor):
             # its holder removed it between our open and our lock, and a third may hold a new one
             raise JournalError(f"{what} was in use by a run that just ended; run the command again")
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        disk.truncate(descriptor, 0)
+        write_at(descriptor, memoryview(f"process {os.getpid()} on {socket.gethostname()}".encode()), 0)
         yield lambda: fcntl.flock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)

@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ramstream import durable
 from ramstream.checkpoint.endings import INDEX_SUFFIX, OTHER_WEIGHTS, deciding_index
 from ramstream.errors import CheckpointError, IntegrityError
 from ramstream.plan import SideFile
@@ -126,9 +126,9 @@ def write_side_files(
 
 def write(path: Path, data: bytes) -> str:
     """Write one file, folders included, with the umask's mode; its sha256."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    path.write_bytes(data)
+    durable.make_folders(path.parent)
+    durable.remove(path)
+    durable.write(path, data)
     return hashlib.sha256(data).hexdigest()
 
 
@@ -200,14 +200,6 @@ def _after_space(text: str, position: int) -> int:
     while text[position] in " \t\n\r":
         position += 1
     return position
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder with all that is in it, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def licence(folder: Path) -> list[str]:

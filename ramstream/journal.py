@@ -14,6 +14,7 @@ from typing import Any
 
 import xxhash
 
+from ramstream import durable
 from ramstream.durable import write_at
 
 Line = dict[str, Any]
@@ -33,21 +34,26 @@ def _parse(line: bytes) -> Line | None:
 
 
 class Journal:
-    """One journal file. `durable=False` leaves fsync out, for a journal that need not survive."""
+    """One journal file. `survives=False` leaves fsync out, for a journal that need not."""
 
-    def __init__(self, path: Path, durable: bool = True) -> None:
+    def __init__(self, path: Path, survives: bool = True) -> None:
         self.path = path
-        self._durable = durable
+        self._survives = survives
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            self._descriptor = durable.disk.create(path)
             self.writable = True
-        except OSError:
+        except OSError as error:
+            if error.errno not in durable.READ_ONLY:
+                raise
             self._descriptor = os.open(path, os.O_RDONLY)
             self.writable = False
         self._end = 0
 
     def replay(self) -> Iterator[tuple[int, Line]]:
-        """Every intact record with its position, in order; then the file ends after the last of them."""
+        """Every intact record with its position, in order; then the file ends after the last of them, on disk.
+
+        Whoever wrote them may have been killed before they were on disk, and what is built on them would be first.
+        """
         position = 0
         with open(self.path, "rb") as file:
             for line in file:
@@ -56,9 +62,10 @@ class Journal:
                     break
                 yield position, record
                 position += len(line)
-        if self.writable:
-            os.ftruncate(self._descriptor, position)
         self._end = position
+        if self.writable:
+            self._cut()
+            self._sync()
 
     def append(self, records: Sequence[Line]) -> list[int]:
         """Append records and return their positions; on return they are on disk."""
@@ -67,10 +74,10 @@ class Journal:
             positions.append(end)
             lines.append(_line(record))
             end += len(lines[-1])
+        self._cut()  # what a full disk cut short, and could follow on these lines
         write_at(self._descriptor, memoryview(b"".join(lines)), self._end)
-        if self._durable:
-            os.fsync(self._descriptor)
-        self._end = end  # only now: what a full disk cut short, the next append writes over
+        self._sync()
+        self._end = end
         return positions
 
     def read(self, position: int) -> Line:
@@ -84,3 +91,11 @@ class Journal:
     def close(self) -> None:
         """Close the file; the journal can be opened again."""
         os.close(self._descriptor)
+
+    def _cut(self) -> None:
+        if os.fstat(self._descriptor).st_size > self._end:
+            durable.disk.truncate(self._descriptor, self._end)
+
+    def _sync(self) -> None:
+        if self._survives:
+            durable.disk.sync(self._descriptor)

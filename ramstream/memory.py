@@ -27,6 +27,12 @@ FOLIO = 2 << 20
 MAPPED_SLACK = 2 * FOLIO
 """Bytes by which the resident pages of a mapped range can exceed the range, until its release."""
 
+HISTOGRAMS = 4 << 20
+"""Histograms that wait to be written down, but for one unit's; their sum and their line take as much again."""
+
+SIFTING = 16 << 20
+"""What compiling the survey's loops adds."""
+
 PER_TENSOR = 2048
 """Plan, names and slots of one tensor and one of its sources."""
 
@@ -37,6 +43,18 @@ def reserved(tensors: int, agents: int, record: int, wide: bool, torch: bool) ->
     """
     plan = tensors * ((agents + 1) * PER_TENSOR + 2 * record)
     return PROCESS + (WIDE if wide else 0) + (TORCH if torch else 0) + plan
+
+
+def survey(tensors: int, agents: int, histograms: int) -> int:
+    """What the driver of a survey holds: the `histograms` of a tensor or model, what waits to be written down, and
+    questions and answers about every tensor.
+    """
+    return SIFTING + histograms + 3 * HISTOGRAMS + tensors * agents * 128
+
+
+def surveyed(histograms: int, by_tensor: bool) -> int:
+    """What each worker adds to that: a result, and two tensors that begin or end in the unit it works on."""
+    return (3 if by_tensor else 1) * histograms
 
 
 def strips(agents: int, itemsize: int, mapped: bool) -> int:

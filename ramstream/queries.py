@@ -101,7 +101,7 @@ def open_counts(path: Path, store: Path | None = None) -> Counts:
         record.tally_records(),
         bits,
         record.method,
-        record.summary.get("norms"),
+        dict(record.summary.get("statistics") or {}).get("norms"),
     )
 
 

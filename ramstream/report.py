@@ -193,7 +193,7 @@ def outcome_view(out: str, already: bool, summary: dict[str, Any]) -> View:
     if summary["left_behind"]:
         lines.append(f"left behind: {', '.join(summary['left_behind'])}")
     warnings = [Text(f"warning: {text}", style="yellow") for text in stats["warnings"]]
-    lines.insert(1, _norms(summary["norms"]))
+    lines.insert(1, _norms(stats["norms"]))
     return [_agents(stats), Text("  ".join(_count_words(stats))), *(Text(line) for line in lines), *warnings]
 
 

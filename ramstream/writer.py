@@ -16,32 +16,30 @@ from ramstream.plan import OutputFile
 
 
 def create_files(folder: Path, outputs: Sequence[OutputFile]) -> None:
-    """Allocate every file to its full size, then write its header; fsynced.
+    """Allocate every file to its full size, then write its header; fsynced, `folder` and what is below it too.
 
     Allocation first: writing into unallocated space is an order of magnitude slower, and a full disk shows
     before any work is done.
     """
     for output in outputs:
         path = folder / output.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        durable.make_folders(path.parent)
+        descriptor = durable.disk.create(path)
         try:
             _allocate(descriptor, output.size)
             durable.write_at(descriptor, memoryview(output.header), 0)
-            os.fsync(descriptor)
         finally:
             os.close(descriptor)
     durable.sync_tree(folder)
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    os.ftruncate(descriptor, size)
-    if size and hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # file systems that cannot: only slower
-                raise
+    durable.disk.truncate(descriptor, size)
+    try:
+        durable.disk.allocate(descriptor, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # file systems that cannot: only slower
+            raise
 
 
 def intact(folder: Path, outputs: Sequence[OutputFile]) -> bool:

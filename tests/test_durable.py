@@ -20,18 +20,17 @@ from ramstream.errors import DiskFullError, JournalError, PlanError
 def acts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of what is synced and renamed, in order."""
     seen: list[str] = []
-    fsync, replace = os.fsync, os.replace
 
-    def note_sync(descriptor: int) -> None:
-        seen.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
-        fsync(descriptor)
+    class Noted(durable.Disk):
+        def sync(self, descriptor: int) -> None:
+            seen.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+            super().sync(descriptor)
 
-    def note_replace(source: Path, target: Path) -> None:
-        seen.append(f"{source.name} becomes {target.name}")
-        replace(source, target)
+        def rename(self, source: Path, target: Path) -> None:
+            seen.append(f"{source.name} becomes {target.name}")
+            super().rename(source, target)
 
-    monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(os, "replace", note_replace)
+    monkeypatch.setattr(durable, "disk", Noted())
     return seen
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 from ramstream.checkpoint.wording import listed, shown
 
 _LOCAL_HEADER = 30
 """Bytes of a member's own header before its name: see PKWARE's APPNOTE, section 4.3.7."""
 _ENCRYPTED, _UTF8 = 0x1, 0x800
+_FOLDER = 0x10
+"""How DOS marks a folder; torch does not read a member that is one."""
+_LARGEST_DIRECTORY = 16 << 20
+"""Bytes: some 150,000 members, and 300 MB in memory at most."""
 _AGAIN = "download it again"
 
 
@@ -23,14 +28,28 @@ class Member(NamedTuple):
 
 
 def directory(stream: BinaryIO) -> list[zipfile.ZipInfo]:
-    """What the directory at the end of a zip file says. ValueError where there is none."""
+    """What the directory at the end of a zip file says. ValueError where there is none, or a huge one."""
     try:
-        with zipfile.ZipFile(stream) as archive:
+        with zipfile.ZipFile(cast(BinaryIO, _Sips(stream))) as archive:
             return archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
         raise ValueError(
             f"is no whole zip archive ({shown(str(error))}); it is truncated or damaged, {_AGAIN}"
         ) from error
+
+
+class _Sips:
+    """A stream that is not read in pieces as large as its own content says."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        """As asked, or the last few bytes. ValueError for more than a directory may have."""
+        if size > _LARGEST_DIRECTORY:
+            raise ValueError(f"its directory takes {size:,} bytes, the limit is {_LARGEST_DIRECTORY:,}")
+        return self._stream.read(size if size >= 0 else _LARGEST_DIRECTORY)
 
 
 def members(
@@ -55,6 +74,8 @@ def _member(stream: BinaryIO, entry: zipfile.ZipInfo, size: int) -> Member:
         raise ValueError("is compressed, torch.save stores members as they are; load and save it with torch")
     if entry.flag_bits & _ENCRYPTED:
         raise ValueError("is encrypted; decrypt it first")
+    if entry.external_attr & _FOLDER:
+        raise ValueError(f"is marked as a folder; {_AGAIN}")
     if not 0 <= entry.header_offset <= size - _LOCAL_HEADER:
         raise ValueError(f"begins at byte {entry.header_offset:,} of {size:,}; {_AGAIN}")
     stream.seek(entry.header_offset)

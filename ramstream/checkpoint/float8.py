@@ -106,7 +106,7 @@ class _Declared:
 def _declared(config: Mapping[str, Any] | None, problems: _Problems) -> _Declared:
     block = _setting(config, "weight_block_size")
     exponents = _setting(config, "scale_fmt") == "ue8m0"
-    if isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):
+    if isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n < 1 << 31 for n in block):
         return _Declared((block[0], block[1]), exponents)
     if block is not None:
         problems.add(

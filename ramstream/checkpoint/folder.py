@@ -23,6 +23,8 @@ from ramstream.errors import CheckpointError
 from ramstream.types import TensorInfo
 
 _LARGEST_JSON = 200_000_000
+_MOST_FAULTS = 1000
+"""Files of an index that are looked for in vain; there are models of hundreds."""
 
 _INSTEAD = (
     (
@@ -67,7 +69,10 @@ def choose(folder: Path, label: str) -> Chosen:
     found = candidates(names)
     if fault := _undecided(folder, names, found):
         raise CheckpointError(f"{label}: {fault}")
-    return Chosen((found.weights[0],))
+    (file,) = found.weights
+    if not file.isprintable():
+        raise CheckpointError(f"{label}: its weights' name is {shown(file)}; rename the file")
+    return Chosen((file,))
 
 
 def _undecided(folder: Path, names: Sequence[str], found: Candidates) -> str:
@@ -151,10 +156,20 @@ class _Disagreement:
 
 
 def _by_index(folder: Path, index: str, label: str) -> Chosen:
-    weight_map = _weight_map(read_json(folder / index, f"{label}/{index}"), f"{label}/{index}")
-    faults = {file: _shard_problem(folder, file, label, index) for file in sorted(set(weight_map.values()))}
-    files = tuple(file for file, fault in faults.items() if fault is None)
-    return Chosen(files, weight_map, tuple(fault for fault in faults.values() if fault is not None))
+    where = f"{label}/{shown(index)}"
+    weight_map = _weight_map(read_json(folder / index, where), where)
+    files: list[str] = []
+    faults: list[str] = []
+    for file in sorted(set(weight_map.values())):
+        if len(faults) == _MOST_FAULTS:
+            faults.append(
+                f"{where}: more of its files are missing or misnamed, the others were not looked for"
+            )
+            break
+        fault = _shard_problem(folder, file, label, index)
+        files += [file] if fault is None else []
+        faults += [fault] if fault is not None else []
+    return Chosen(tuple(files), weight_map, tuple(faults))
 
 
 def _weight_map(index: Mapping[str, object], label: str) -> dict[str, str]:
@@ -173,16 +188,17 @@ def _shard_problem(folder: Path, file: str, label: str, index: str) -> str | Non
     """The name itself must be safe; what it links to may lie elsewhere, as in the Hub's cache."""
     parts = file.split("/")
     if not file.isprintable() or "\\" in file or not {"", ".", ".."}.isdisjoint(parts):
-        return f"{label}/{index}: shard {shown(file)} is not a plain name inside the folder"
+        return f"{label}/{shown(index)}: shard {shown(file)} is not a plain name inside the folder"
     path = folder / file
     if os.path.lexists(path):
         return None
+    where = f"{label}/{shown(file)}"
     unfinished = [file + ending for ending in _UNFINISHED if os.path.lexists(f"{path}{ending}")]
     if unfinished:
         return (
-            f"{label}/{file}: is missing, but {unfinished[0]} is there; the download is incomplete, finish it"
+            f"{where}: is missing, but {shown(unfinished[0])} is there; the download is incomplete, finish it"
         )
-    return f"{label}/{file}: is missing, {index} lists it; download it again"
+    return f"{where}: is missing, {shown(index)} lists it; download it again"
 
 
 def _what_else(folder: Path, names: Sequence[str]) -> str:

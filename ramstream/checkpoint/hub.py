@@ -76,4 +76,5 @@ def _snapshot(
 def _reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
-    return text if len(text) <= 300 else text[:300] + "…"
+    text = text if len(text) <= 300 else text[:300] + "…"
+    return text if text.isprintable() else ascii(text)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ramstream.checkpoint.endings import ADAPTER_CONFIG
+from ramstream.checkpoint.patterns import Patterns
 from ramstream.checkpoint.wording import listed, shown
 from ramstream.types import LowRank, TensorInfo
 
@@ -108,34 +108,40 @@ class _Problems:
         ]
 
 
-_Patterns = list[tuple[re.Pattern[str], float]]
-"""Numbers by patterns of module names; the last pattern matches any."""
+@dataclass(frozen=True)
+class _Numbers:
+    """A number for each module: that of the first pattern that matches its name, or the one for all others."""
+
+    key: str
+    patterns: Patterns
+    values: list[float]
+    """The last is for all others."""
+
+    def of(self, module: str) -> float:
+        """ValueError where the patterns take too long."""
+        try:
+            found = self.patterns.first(module)
+        except ValueError as error:
+            raise ValueError(f"{self.key} {error}; write it with fewer and simpler patterns") from None
+        return self.values[-1 if found is None else found]
 
 
 @dataclass(frozen=True)
 class _Settings:
     """What the config says about ranks and scaling, by module."""
 
-    ranks: _Patterns
-    alphas: _Patterns
+    ranks: _Numbers
+    alphas: _Numbers
     stabilised: bool
     """rsLoRA (arXiv 2312.03732): divide by the root of the rank."""
     transposed: bool
     """The base stores (in, out)."""
 
-    def scaling(self, module: str, rank: int) -> float:
-        return _of(self.alphas, module) / (math.sqrt(rank) if self.stabilised else rank)
-
-
-def _of(patterns: _Patterns, module: str) -> float:
-    """The number of the first pattern that matches the module's name."""
-    return next(value for pattern, value in patterns if pattern.match(module))
-
 
 def _settings(config: Mapping[str, Any], problems: _Problems) -> _Settings | None:
     """None where a number is wrong, with a problem."""
-    ranks = _patterns(config, "r", "rank_pattern", _is_rank, "a positive integer", problems)
-    alphas = _patterns(config, "lora_alpha", "alpha_pattern", _is_finite, "a finite number", problems)
+    ranks = _numbers(config, "r", "rank_pattern", _is_rank, "a positive integer", problems)
+    alphas = _numbers(config, "lora_alpha", "alpha_pattern", _is_finite, "a finite number", problems)
     flags = [config.get(key) for key in ("use_rslora", "fan_in_fan_out")]
     for key, flag in zip(("use_rslora", "fan_in_fan_out"), flags, strict=True):
         if not (flag is None or isinstance(flag, bool)):
@@ -154,39 +160,32 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-def _patterns(
+def _numbers(
     config: Mapping[str, Any],
     key: str,
     pattern_key: str,
     is_right: Callable[[object], bool],
     kind: str,
     problems: _Problems,
-) -> _Patterns:
-    """The numbers under `pattern_key`, then the one under `key`; empty, with a problem, where one is wrong."""
+) -> _Numbers | None:
+    """The numbers under `pattern_key` and the one under `key`; None, with a problem, where one is wrong."""
     entries = config.get(pattern_key) or {}
     if not isinstance(entries, Mapping):
         problems.config(f"{pattern_key} is {shown(entries)}, not an object of names; {_AGAIN}")
-        return []
-    numbers = [(f"{pattern_key}: {shown(name)}", _compiled(name), value) for name, value in entries.items()]
-    numbers.append((key, re.compile(""), config.get(key, "missing")))
-    found = []
-    for name, pattern, value in numbers:
-        if not is_right(value):
-            problems.config(f"{name} is {shown(value)}, not {kind}; {_AGAIN}")
-        elif pattern is None:
-            problems.config(f"{name} is no regular expression; correct it")
-        else:
-            found.append((pattern, value))
-    return found if len(found) == len(numbers) else []
-
-
-def _compiled(name: str) -> re.Pattern[str] | None:
-    """As PEFT's `get_pattern_key`: the module's name, or its ending after a dot. None where that is impossible."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            return re.compile(rf"(.*\.)?({name})$")
-    except (re.error, OverflowError, RecursionError):
         return None
+    found = _Numbers(pattern_key, Patterns(), [*entries.values(), config.get(key, "missing")])
+    names = [*(f"{pattern_key}: {shown(name)}" for name in entries), key]
+    right = True
+    for name, pattern, value in zip(names, [*entries, None], found.values, strict=True):
+        try:
+            if not is_right(value):
+                raise ValueError(f"is {shown(value)}, not {kind}; {_AGAIN}")
+            if pattern is not None:
+                found.patterns.add(pattern)
+        except ValueError as error:
+            right = False
+            problems.config(f"{name} {error}")
+    return found if right else None
 
 
 def _refuse_variants(config: Mapping[str, Any], problems: _Problems) -> None:
@@ -268,7 +267,11 @@ def _delta(
     if faults or settings is None:
         return None
     (rank, columns), (rows, inner) = a.shape, b.shape
-    expected = _of(settings.ranks, module)
+    try:
+        expected, alpha = settings.ranks.of(module), settings.alphas.of(module)
+    except ValueError as error:
+        problems.config(str(error))
+        return None
     if not rank == inner == expected:
         problems.tensor(
             a,
@@ -276,7 +279,7 @@ def _delta(
             "different adapters, download both again",
         )
         return None
-    scaling = settings.scaling(module, rank)
+    scaling = alpha / (math.sqrt(rank) if settings.stabilised else rank)
     if abs(scaling) > _LARGEST:
         problems.config(f"lora_alpha makes a scaling of {scaling:g}, which float32 cannot hold; correct it")
     transposed = embedding or settings.transposed

@@ -23,6 +23,8 @@ from ramstream.checkpoint.wording import shown
 from ramstream.errors import CheckpointError, IntegrityError
 from ramstream.types import TensorInfo
 
+_MOST_PROBLEMS = 1000
+"""Lines of an error about one checkpoint."""
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
 
@@ -159,8 +161,16 @@ def _open(source: str | Path, label: str) -> Checkpoint:
     except CheckpointError as error:
         problems.append(str(error))
     if problems:
-        raise CheckpointError("\n".join(problems))
+        raise CheckpointError(_lines(problems, label))
     return checkpoint
+
+
+def _lines(problems: Sequence[str], label: str) -> str:
+    """A line for each problem, as many as anyone reads."""
+    lines = [line for problem in problems for line in problem.splitlines()]
+    if len(lines) > _MOST_PROBLEMS:
+        lines[_MOST_PROBLEMS:] = [f"{label}: has {len(lines) - _MOST_PROBLEMS:,} more problems"]
+    return "\n".join(lines)
 
 
 def _side_json(folder: Path, name: str, label: str, problems: list[str]) -> Mapping[str, Any] | None:
@@ -204,7 +214,7 @@ def _read(
     if not tensors and not problems:
         problems.append(f"{label}: holds no tensors; give the folder with the weights")
     if problems:
-        raise CheckpointError("\n".join(problems))
+        raise CheckpointError(_lines(problems, label))
     return Checkpoint(label, folder, files, tensors, config, single_file, adapter is not None, tuple(notes))
 
 

@@ -22,6 +22,12 @@ _LITERALS = frozenset(
 )
 
 
+_MOST_STEPS = 4_000_000
+"""Instructions of a pickle: some thirty a tensor, and each may take 150 bytes of memory."""
+_LONGEST_NAME = 1000
+"""Of what is imported: put together from parts, names may grow much larger than the pickle."""
+
+
 class Global(str):
     """The dotted name of what a pickle would import."""
 
@@ -60,7 +66,9 @@ def read(data: bytes, is_known: Callable[[str], object]) -> object:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a backslash in a name
-            for opcode, argument, _ in pickletools.genops(data):
+            for steps, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+                if steps > _MOST_STEPS:
+                    raise ValueError(f"it has more than {_MOST_STEPS:,} instructions")
                 machine.step(opcode.name, argument)
         value = machine.pop()
     except LookupError:
@@ -139,14 +147,14 @@ class _Machine:
     def _act(self, name: str, argument: object) -> None:
         """What would import, call, or look outside."""
         if name == "GLOBAL":
-            self._push_name(str(argument).replace(" ", ".", 1))
+            self._push_name(*str(argument).split(" ", 1))
             return
         given = self.pop()
         if name == "STACK_GLOBAL":
             module = self.pop()
             if not isinstance(module, str) or not isinstance(given, str):
                 raise ValueError("it imports something that is no name")
-            self._push_name(f"{module}.{given}")
+            self._push_name(module, given)
         elif name == "BINPERSID":
             self._stack.append(Persistent(given))
         elif name == "BUILD":  # attributes of an OrderedDict, as `_metadata`
@@ -162,7 +170,10 @@ class _Machine:
                 self._fault("it calls something that is no name")
                 self._stack.append(None)
 
-    def _push_name(self, name: str) -> None:
+    def _push_name(self, module: str, attribute: str) -> None:
+        if len(module) + len(attribute) > _LONGEST_NAME:
+            raise ValueError(f"it imports a name of {len(module) + len(attribute):,} letters")
+        name = f"{module}.{attribute}"
         if not self._is_known(name):
             self.foreign[name] = None
         self._stack.append(Global(name))

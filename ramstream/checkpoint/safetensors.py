@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,12 @@ from ramstream.types import ITEMSIZE, TensorInfo
 
 MAX_HEADER = 100_000_000
 """Bytes a header may have, the limit of the safetensors library."""
+
+MOST_DIMENSIONS = 64
+"""Of a tensor, the limit of numpy and of most of torch."""
+_MOST_LETTERS = 4096
+"""Of a tensor's name."""
+_DTYPE = re.compile(r"\w{1,32}", re.ASCII)
 
 _MOST_PROBLEMS = 20
 _LARGEST = (1 << 63) - 1
@@ -60,11 +68,15 @@ def read_header(path: Path, file: str, label: str) -> tuple[WeightFile, list[Ten
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """All bytes of a regular file; ValueError when it is something else or longer than `limit`."""
+    """All bytes of a regular file; ValueError when it is something else or longer than `limit`.
+
+    No more than its size says: the system's own files (/proc) say 0, and may have no end or make one wait.
+    """
     size = regular_size(path)
     if size > limit:
         raise ValueError(f"has {size:,} bytes, more than the {limit:,} expected of such a file")
-    return path.read_bytes()
+    with path.open("rb", buffering=0) as stream:
+        return _exactly(stream, size, "it was read")
 
 
 def regular_size(path: Path) -> int:
@@ -93,13 +105,18 @@ def _read(path: Path) -> tuple[int, bytes]:
             plausible = head[8:9] == b"{" and length <= MAX_HEADER
             raise ValueError(problem if plausible else looks_like(head) or problem)
         stream.seek(8)
-        header = b""
-        while len(header) < length:
-            more = stream.read(length - len(header))
-            if not more:
-                raise ValueError(f"ended while its header was read; {_TRUNCATED}")
-            header += more
-    return size, header
+        return size, _exactly(stream, length, "its header was read")
+
+
+def _exactly(stream: FileIO, size: int, what: str) -> bytes:
+    """So many bytes; one call may give fewer."""
+    data = b""
+    while len(data) < size:
+        more = stream.read(size - len(data))
+        if not more:
+            raise ValueError(f"ended while {what}; {_TRUNCATED}")
+        data += more
+    return data
 
 
 def _length_problem(head: bytes, length: int, size: int) -> str | None:
@@ -153,18 +170,20 @@ def _metadata_problems(metadata: object) -> list[str]:
 
 def _tensor(name: str, entry: object, file: str, start: int) -> TensorInfo:
     """One header entry; ValueError says what is wrong with it."""
-    if not is_text(name):
-        raise ValueError("the name is no valid Unicode")
+    if fault := name_fault(name):
+        raise ValueError(fault)
     if not isinstance(entry, dict):
         raise ValueError(f"described by {shown(entry)}, not by an object")
     absent = [key for key in ("dtype", "shape", "data_offsets") if key not in entry]
     if absent:
         raise ValueError(f"the header lacks its {', '.join(absent)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or not dtype or not is_text(dtype):
+    if not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype):
         raise ValueError(f"dtype is {shown(dtype)}, not a name")
     if not _are_sizes(shape):
         raise ValueError(f"shape is {shown(shape)}, not a list of non-negative integers")
+    if len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"shape has {len(shape):,} dimensions, the limit is {MOST_DIMENSIONS}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"data_offsets are {shown(offsets)}, not a begin and an end after it")
     begin, end = offsets
@@ -172,13 +191,15 @@ def _tensor(name: str, entry: object, file: str, start: int) -> TensorInfo:
     return TensorInfo(name, dtype, tuple(shape), file, start + begin, end - begin)
 
 
-def is_text(text: str) -> bool:
-    """JSON's escapes can spell half a surrogate pair, which no file or terminal takes."""
+def name_fault(name: str) -> str:
+    """Why no tensor may have this name, empty where one may: what no terminal or file takes, or no one reads."""
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        name.encode()
+    except UnicodeEncodeError:  # JSON's escapes can spell half a surrogate pair
+        return "the name is no valid Unicode"
+    if len(name) > _MOST_LETTERS:
+        return f"the name has {len(name):,} letters, the limit is {_MOST_LETTERS:,}"
+    return "" if name.isprintable() else "the name holds control characters"
 
 
 def _are_sizes(value: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ramstream.checkpoint.archive import Member
 from ramstream.checkpoint.pickled import Call, Global, Persistent, Table
-from ramstream.checkpoint.safetensors import is_text
+from ramstream.checkpoint.safetensors import MOST_DIMENSIONS, name_fault
 from ramstream.checkpoint.wording import listed, shown
 from ramstream.types import ITEMSIZE, Dtype, Strided, TensorInfo, config_name
 
@@ -135,14 +135,18 @@ class _View(NamedTuple):
 
 def _tensor(name: str, value: object, storages: Mapping[str, Member], file: str) -> TensorInfo:
     """One entry of the state dict; ValueError says what is wrong with it."""
-    if not is_text(name) or name == "__metadata__":
+    if name == "__metadata__":
         raise ValueError("is no name that a safetensors file can hold; rename it")
+    if fault := name_fault(name):
+        raise ValueError(f"{fault}; rename it")
     view = _view(value)
     dtype, at = _storage(view, storages)
     offset, shape, strides = view.offset, view.shape, view.strides
     numbers = (offset, *shape, *strides) if type(shape) is type(strides) is tuple else (None,)
     if not all(type(n) is int and 0 <= n <= _LARGEST for n in numbers) or len(shape) != len(strides):
         raise ValueError(f"its offset, shape and strides are no sizes; {_DAMAGED}")
+    if len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"has {len(shape):,} dimensions, the limit is {MOST_DIMENSIONS}; {_DAMAGED}")
     elements, itemsize = math.prod(shape), ITEMSIZE[dtype]
     if elements * itemsize > _LARGEST:
         raise ValueError(f"shape {shown(shape)} of {dtype} takes more than 2^63 bytes; {_DAMAGED}")

@@ -9,14 +9,19 @@ from ramstream.checkpoint.wording import shown
 
 _KINDS = {list: "array", str: "string", bool: "boolean", type(None): "null"}
 _MOST_DIGITS = 1000
+_MOST_VALUES = 5_000_000
+"""Values of a text, counted by its commas and opening brackets: Python takes up to 250 bytes for one of 3 bytes."""
 
 
 def parse_object(data: bytes, lenient: bool = False) -> dict[str, Any]:
-    """The JSON object in `data`, UTF-8.
+    """The JSON object in `data`, UTF-8, of at most five million values.
 
     Strict refuses a key that occurs twice and NaN or Infinity; `lenient` takes them as Python does, for
     `config.json`, which we only look into. ValueError says what is wrong.
     """
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if values > _MOST_VALUES:
+        raise ValueError(f"is JSON of {values:,} values, the limit is {_MOST_VALUES:,}")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from ramstream import durable, folder
+from ramstream import durable
 from ramstream.engine.events import Listener, Note, ignore
 from ramstream.engine.inputs import input_stats, refuse_changed
 from ramstream.engine.ledgers import CountLedger, Ledger
@@ -36,7 +35,7 @@ def count(
     found = capacity(limits or Limits(), plan)
     if store is not None:
         return _count_into(store, plan, found, listener)
-    with TemporaryDirectory(prefix="ramstream-") as path, durable.disk_full_is_an_error(Path(path)):
+    with durable.temporary_folder() as path, durable.disk_full_is_an_error(Path(path)):
         ledger = CountLedger(Path(path) / JOURNAL, plan, durable=False)
         try:
             before = input_stats(plan)
@@ -81,7 +80,7 @@ def open_store(
             yield store, ledger, share
         except ContentError:
             if not store.complete:
-                folder.remove(path)
+                durable.remove(path)
             raise
         finally:
             ledger.close()

@@ -13,6 +13,7 @@ from ramstream.engine.limits import Capacity, Limits, available_memory, capacity
 from ramstream.engine.merging import keeps_store, preflight
 from ramstream.engine.passes import Books, run_pass
 from ramstream.engine.place import Place
+from ramstream.engine.survey import scans
 from ramstream.engine.worker import Setup, Work
 from ramstream.errors import PlanError
 from ramstream.kernels import jit
@@ -47,10 +48,10 @@ def forecast(
     check = (plan, place, limits, store, keep, overwrite)
     found = capacity(limits, count, plan) if finished else preflight(*check)
     place.refuse_unfinished(plan)
-    passes = 0 if finished else 1 if _is_counted(store or place.store, plan) else 2
+    titles = [] if finished else scans(plan, _is_counted(store or place.store, plan))
     kept = overlap.projected_size(count) if keep else 0
-    read, written = passes * count.bytes_read, 0 if finished else plan.written
-    seconds = 0.0 if finished else _seconds(plan, found, passes, written + kept)
+    read, written = len(titles) * count.bytes_read, 0 if finished else plan.written
+    seconds = 0.0 if finished else _seconds(count, found, titles, written + kept)
     return {
         "base": count.checkpoints[0].label,
         "agents": count.labels,
@@ -59,7 +60,7 @@ def forecast(
         "copied_tensors": len(count.copied),
         "elements": sum(tensor.elements for tensor in count.merged),
         "already_complete": finished,
-        "passes": passes,
+        "passes": len(titles),
         "bytes_read": read,
         "bytes_written": written,
         "files": [f"{file.name} ({file.size} bytes)" for file in plan.outputs],
@@ -79,9 +80,7 @@ def forecast(
 
 
 def _is_counted(store: Path, plan: MergePlan) -> bool:
-    """Whether one pass is left: λ needs no counts, or a complete store has them."""
-    if not plan.method.needs_counts:
-        return True
+    """Whether a complete store has the counts."""
     try:
         found = OverlapStore(store)
     except PlanError:
@@ -89,19 +88,21 @@ def _is_counted(store: Path, plan: MergePlan) -> bool:
     return found.complete and found.digest == plan.count.digest
 
 
-def _seconds(plan: MergePlan, found: Capacity, passes: int, written: int) -> float:
+def _seconds(count: CountPlan, found: Capacity, titles: list[str], written: int) -> float:
     """An estimate from a rehearsal: a few units counted as the inputs lie, on disk or in the cache, and again.
 
-    The last pass takes as long as its reading, its kernels or its writing, whatever takes longest.
+    A scan takes as long as its reading or its kernels, the last one perhaps as long as its writing.
     """
-    count = plan.count
     ready = jit.compiled("counting.count")
     first, again = _rehearsed(count, found) if ready else (RATE, RATE)
     later = again if count.bytes_read < available_memory() else first
-    reading = count.bytes_read / (first if passes == 1 else later)
-    kernels = count.bytes_read / again * (1 if plan.method.needs_counts else 2)
-    seconds = max(reading, kernels, written / min(first, RATE)) + (STARTUP if ready else STARTUP + COMPILING)
-    return seconds + (count.bytes_read / first if passes == 2 else 0)
+    seconds = STARTUP if ready else STARTUP + COMPILING
+    for scan, title in enumerate(titles):
+        reading = count.bytes_read / (later if scan else first)
+        kernels = count.bytes_read / again * (1 + title.startswith("counting and"))
+        writing = written / min(first, RATE) if scan == len(titles) - 1 else 0.0
+        seconds += max(reading, kernels, writing)
+    return seconds
 
 
 def _rehearsed(plan: CountPlan, found: Capacity) -> tuple[float, float]:

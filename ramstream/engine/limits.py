@@ -82,9 +82,26 @@ def capacity(limits: Limits, count: CountPlan, merge: MergePlan | None = None) -
     each = memory.worker(
         count.agents, itemsize, merge.itemsize if merge else 0, kernels, staging, limits.io == "mmap"
     )
+    if merge is not None:
+        more, more_each = _survey(merge)
+        fixed, each = fixed + more, each + more_each
     budget = limits.budget()
     workers = memory.workers_that_fit(budget, fixed, each, wanted)
     return Capacity(workers, budget, fixed + workers * each, device, limits.io)
+
+
+def _survey(merge: MergePlan) -> tuple[int, int]:
+    """What the driver of the survey before a merge holds, and what each worker adds."""
+    from ramstream.engine.survey import asked
+    from ramstream.kernels.sifting import sifter_bytes
+    from ramstream.quantiles import KEYS
+
+    agents, queries = merge.count.agents, asked(merge)
+    if not queries.any:
+        return 0, 0
+    histograms = agents * queries.slots * KEYS * 8
+    driver = memory.survey(len(merge.count.merged), agents, histograms)
+    return driver, memory.surveyed(histograms, queries.by_tensor) + sifter_bytes(agents, queries.slots)
 
 
 def resolve_device(device: str) -> str:

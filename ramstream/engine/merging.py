@@ -22,11 +22,12 @@ from ramstream.engine.ledgers import CountLedger, Ledger, MergeLedger
 from ramstream.engine.limits import Capacity, Limits, capacity, peak_memory
 from ramstream.engine.passes import Books, run_pass
 from ramstream.engine.place import Place
-from ramstream.engine.worker import Setup
+from ramstream.engine.survey import COARSE, FINE, NORMS, TITLES, SurveyLedger
+from ramstream.engine.worker import Setup, Work
 from ramstream.errors import ContentError, IntegrityError, PlanError
 from ramstream.overlap import OverlapStore
 from ramstream.plan import CountPlan, Described, MergePlan
-from ramstream.statistics import lambda_text, statistics
+from ramstream.statistics import lambda_text, norms, statistics
 from ramstream.tallies import Tallies
 
 KEEP_STORE_LIMIT = 10 * 10**9
@@ -114,9 +115,11 @@ def _build(
     """Do what is left of both passes, and of everything beside the weights."""
     with ExitStack() as stack:
         kept, counts, share = stack.enter_context(open_store(store, plan.count, keep))
+        survey = SurveyLedger(place.survey, plan)
+        stack.callback(survey.close)
         merges = MergeLedger(place.journal, plan)
         stack.callback(merges.close)
-        run = _Run(plan, place, found, kept, counts, share, merges, listener)
+        run = _Run(plan, place, found, kept, counts, share, survey, merges, listener)
         if not merges.publishing:
             run.passes()
             run.complete(time.monotonic() - began)
@@ -147,36 +150,47 @@ class _Run:
     counts: CountLedger
     share: Callable[[], None]
     """Lets other readers use the store."""
+    survey: SurveyLedger
     merges: MergeLedger
     listener: Listener
+    backwards: bool = False
+    """Which way the next scan goes."""
 
     def passes(self) -> None:
-        """Count and merge what is left of either."""
+        """Count, survey and merge what is left of each."""
         self._begin()
-        method, workers = self.plan.method, self.capacity.workers
-        if not self.store.complete and method.needs_counts:
-            setup = Setup(self.plan.count, self.capacity.io, self._bits())
-            counted = count_pass(setup, self.counts, workers, self.listener)
+        counts_first = self.plan.method.needs_counts and not self.survey.left(COARSE).any()
+        if counts_first and not self.store.complete:
+            counted = count_pass(self._setup, self.counts, self.capacity.workers, self.listener)
             self.store.finish(*counted, self.counts.changed_grains())
             self.share()
-        if self.store.complete:
-            self._merge_pass("merging", self._numbers(self.store.tallies()["overlap"]))
-            return
-        shape = (len(self.plan.count.merged), self.plan.count.agents, self.plan.count.agents)
-        self._merge_pass("counting and merging", self._numbers(np.zeros(shape, np.int64)))
-        tallies = self.counts.tallies()
-        found = check_counts(self.plan.count, self.counts, tallies)
-        self.store.finish(tallies, found, self.counts.changed_grains())
+            self.backwards = True
+        for stage in (COARSE, FINE):
+            self._survey_pass(stage)
+        self._merge_pass(self._numbers())
 
-    def _numbers(self, overlap: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _numbers(self) -> NDArray[np.float64]:
         """The numbers of the method's program, (tensors, columns)."""
-        count, method = self.plan.count, self.plan.method
-        values = method.settings([tensor.name for tensor in count.merged], count.agents)
+        count, method, program = self.plan.count, self.plan.method, self.plan.program
+        shape = (len(count.merged), count.agents, count.agents)
+        overlap = self.store.tallies()["overlap"] if self.store.complete else np.zeros(shape, np.int64)
+        values = dict(self.plan.settings)
         values["lambdas"] = method.coefficients(overlap)
         if not np.isfinite(values["lambdas"]).all():
             raise PlanError(f"{method}: a coefficient is not finite; use smaller parameters")
-        values["thresholds"] = np.zeros((len(count.merged), count.agents))
-        return self.plan.program.numbers(values)
+        values["thresholds"] = self.survey.thresholds()
+        if method.max_norm != "none" and count.merged:
+            self._survey_pass(NORMS, program.numbers(values))
+            values["scale"] = values["scale"] * self.survey.factors(self.store.tallies()["l2"])[:, None]
+        return program.numbers(values)
+
+    def _finish_counts(self) -> None:
+        """Complete the store where everything is counted; ContentError where that must not be merged."""
+        if not self.store.complete and self.counts.complete:
+            tallies = self.counts.tallies()
+            found = check_counts(self.plan.count, self.counts, tallies)
+            self.store.finish(tallies, found, self.counts.changed_grains())
+            self.share()
 
     def _bits(self) -> Path | None:
         return self.store.path if self.store.has_bits else None
@@ -186,43 +200,62 @@ class _Run:
         ledgers: list[Ledger] = [self.merges] if self.store.complete else [self.counts, self.merges]
         for ledger in ledgers:
             compare_inputs(self.plan.count, ledger, self.capacity, self.listener)
+        self.survey.note_inputs(input_stats(self.plan.count))
+        self.backwards = self.counts.complete
         if not writer.intact(self.place.staged, self.plan.outputs):
             if self.merges.done.any():
                 raise IntegrityError(
                     f"{self.place.staged} lacks files that its journal vouches for; remove {self.place.work} "
                     "to start anew"
                 )
-            self.place.staged.mkdir(exist_ok=True)
             writer.create_files(self.place.staged, self.plan.outputs)
         durable.sync(self.place.work)
 
-    def _merge_pass(self, title: str, numbers: NDArray[np.float64]) -> None:
-        """Merge what is left, counting on the way what is not yet counted.
+    def _survey_pass(self, stage: str, numbers: NDArray[np.float64] | None = None) -> None:
+        """What is left of a stage of the survey, counting on the way what is not yet counted."""
+        if self.survey.left(stage).any():
+            merge = self.plan if stage == NORMS else None
+            queries = self.survey.queries(stage)
+            setup = replace(self._setup, merge=merge, numbers=numbers, survey=stage, queries=queries)
+            self._scan(TITLES[stage], setup, self.survey.left(stage))
+        self._finish_counts()
 
-        Backwards where everything is counted: what pass 1 read last is still in the page cache. Agents that
+    def _merge_pass(self, numbers: NDArray[np.float64]) -> None:
+        """Merge what is left, counting on the way what is not yet counted."""
+        self.merges.use_numbers(numbers)
+        device, out = self.capacity.device, self.place.staged
+        setup = replace(self._setup, merge=self.plan, out=out, device=device, numbers=numbers)
+        self._scan("merging", setup, ~self.merges.done)
+        self._finish_counts()
+
+    @property
+    def _setup(self) -> Setup:
+        return Setup(self.plan.count, self.capacity.io, self._bits())
+
+    def _scan(self, title: str, setup: Setup, wanted: NDArray[np.bool_]) -> None:
+        """Count what is not yet counted, and survey or merge the units that are `wanted`.
+
+        Every other scan goes backwards: what the one before it read last is still in the page cache. Agents that
         changed nothing in a unit are not read, unless an input was touched since it was counted.
         """
-        self.merges.use_numbers(numbers)
-        left = np.flatnonzero(~(self.merges.done & self.counts.done))
-        order = left[::-1] if self.counts.complete else left
+        left = np.flatnonzero(wanted | ~self.counts.done)
+        order = left[::-1] if self.backwards else left
         skip = self.counts.inputs == input_stats(self.plan.count)
-        setup = Setup(
-            self.plan.count,
-            self.capacity.io,
-            self._bits(),
-            self.plan,
-            self.place.staged,
-            self.capacity.device,
-            numbers,
-        )
+
+        def work(unit: int) -> Work:
+            merge = setup.out is not None and bool(wanted[unit])
+            found = self.counts.work(unit, merge, skip)
+            return self.survey.work(setup.survey, found) if setup.survey and wanted[unit] else found
+
         run_pass(
-            title,
-            Books(setup, self.counts, self.merges, self.listener),
+            title if self.store.complete else f"counting and {title}",
+            Books(setup, self.counts, self.merges, self.listener, survey=self.survey),
             order.tolist(),
-            lambda unit: self.counts.work(unit, merge=not self.merges.done[unit], skip=skip),
+            work,
             self.capacity.workers,
         )
         refuse_changed(self.plan.count, self.merges.inputs)
+        self.backwards = not self.backwards
 
     def complete(self, seconds: float) -> None:
         """Write everything of the output that is not weights; durable on return."""
@@ -262,8 +295,10 @@ class _Run:
             (count.merged if merged else count.copied)[tensor].name: n
             for (merged, tensor), n in sorted(self.merges.overflow.items())
         }
+        stats = statistics(self._described(), tallies, self.plan.method)
+        stats["norms"] = norms(stats["agents"], self.merges.norm)
         return {
-            "statistics": statistics(self._described(), tallies, self.plan.method),
+            "statistics": stats,
             "moved_by_lambda": self.merges.moved,
             "overflow": overflow,
             "bytes_written": self.plan.written,

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ramstream import durable, writer
 from ramstream.engine.ahead import ReadAhead
@@ -17,6 +18,10 @@ from ramstream.engine.ledgers import CountLedger, MergeLedger
 from ramstream.engine.signals import held_back
 from ramstream.engine.worker import Setup, UnitResult, Work, run_task
 from ramstream.kernels import jit
+from ramstream.memory import HISTOGRAMS
+
+if TYPE_CHECKING:
+    from ramstream.engine.survey import SurveyLedger
 
 BATCH_SECONDS = 2.0
 BATCH_BYTES = 1 << 30
@@ -40,6 +45,7 @@ class Books:
     merges: MergeLedger | None
     listener: Listener
     durable: bool = True
+    survey: SurveyLedger | None = None
     _pending: list[UnitResult] = field(default_factory=list)
     _failed: bool = False
     """Whether an fsync of data failed: the system reports lost data once, and a second fsync would vouch for it."""
@@ -49,7 +55,9 @@ class Books:
         """Take finished units; vouch for them when enough has gathered."""
         self._pending.extend(results)
         written = sum(result.written for result in self._pending)
-        if written >= BATCH_BYTES or time.monotonic() - self._since >= BATCH_SECONDS:
+        held = sum(result.surveyed.nbytes for result in self._pending if result.surveyed)
+        due = written >= BATCH_BYTES or held >= HISTOGRAMS
+        if due or time.monotonic() - self._since >= BATCH_SECONDS:
             self.flush()
 
     def flush(self) -> None:
@@ -66,6 +74,8 @@ class Books:
         counted = [result for result in results if result.counted]
         if counted and self.counts is not None:
             self.counts.add([CountLedger.line(result) for result in counted])
+        if self.survey is not None:
+            self.survey.vouch(self.setup.survey, results)
         merged = [result for result in results if result.output is not None]
         if merged and self.merges is not None:
             self.merges.add([MergeLedger.line(result) for result in merged])
@@ -82,7 +92,9 @@ def run_pass(
     Whatever ends the pass early, what was finished by then is vouched for.
     """
     durable.allow_many_files()  # a few of every checkpoint for every worker
-    if units and not jit.compiled("merging.merge" if books.setup.merge else "counting.count"):
+    setup = books.setup
+    loop = "merging.merge" if setup.merge else f"sifting.{setup.survey}" if setup.survey else "counting.count"
+    if units and not jit.compiled(loop):
         books.listener(Note("compiling the kernels first: half a minute at most, and only once"))
     books.listener(PassBegan(title, len(units)))
     tasks = _tasks(units, work, workers)

@@ -2,6 +2,7 @@
 
 OUT.ramstream/plan.json       whose unfinished run this is; gone when it is finished
               overlap.zarr    the overlap store, unless --store puts it elsewhere
+              survey.jsonl    what was found in scans before the merge
               journal.jsonl   what of the output is done
               out/            the output while it is built
               old/            the former OUT, for the moment between two renames
@@ -72,6 +73,11 @@ class Place:
     def journal(self) -> Path:
         """The merge journal."""
         return self.work / "journal.jsonl"
+
+    @property
+    def survey(self) -> Path:
+        """The survey journal."""
+        return self.work / "survey.jsonl"
 
     @property
     def plan(self) -> Path:
@@ -171,12 +177,12 @@ class Place:
         else:
             if self.old.exists() and not os.path.lexists(self.out):
                 # A kill came between the two renames of publishing: the former output gets its name back.
-                self.old.rename(self.out)
-                durable.sync(self.out.parent)
+                durable.move(self.old, self.out)
             self.refuse_existing(plan, overwrite)
             self._refuse_other_counts(plan.count, before)
-            folder.remove(self.journal)  # first: it vouches for what is staged
-            folder.remove(self.staged)
+            durable.remove(self.journal)  # first: it vouches for what is staged
+            durable.remove(self.staged)
+            durable.remove(self.survey)
         self._set_aside_store(plan.count, unfinished=before is not None)
         identities = {"merge": plan.identity, "counts": plan.count.identity, "inputs": _paths(plan.count)}
         durable.write_whole(self.plan, json.dumps(identities).encode())
@@ -184,7 +190,7 @@ class Place:
 
     def _refuse_foreign(self) -> None:
         """JournalError where the work folder holds what no run of ours left there."""
-        for path in (self.journal, self.staged, self.old):
+        for path in (self.journal, self.survey, self.staged, self.old):
             if os.path.lexists(path):
                 raise JournalError(
                     f"{path} is there without {self.plan.name}; move it away, it is not this run's"
@@ -230,8 +236,8 @@ class Place:
         except PlanError:
             fits = False
         if not fits:
-            folder.remove(self.set_aside)
-            self.store.rename(self.set_aside)
+            durable.remove(self.set_aside)
+            durable.move(self.store, self.set_aside)
 
     def publish(self, overwrite: bool) -> None:
         """Give the staged output its name; can be repeated from any point where it was interrupted.
@@ -242,36 +248,40 @@ class Place:
             if os.path.lexists(self.out):
                 if not overwrite:
                     raise PlanError(f"{self.out} appeared meanwhile; use --overwrite to replace it")
-                folder.remove(self.old)
-                self.out.rename(self.old)
-                durable.sync(self.out.parent)
-            self.staged.rename(self.out)
-            durable.sync(self.work)
-            durable.sync(self.out.parent)
+                durable.remove(self.old)
+                durable.move(self.out, self.old)
+            durable.move(self.staged, self.out)
 
     def give_up(self) -> None:
         """Drop a run that can never finish; the store that was there before it comes back."""
         if self.set_aside.exists():
-            folder.remove(self.store)
-            self.set_aside.rename(self.store)
-        folder.remove(self.journal)
-        folder.remove(self.staged)
+            durable.remove(self.store)
+            durable.move(self.set_aside, self.store)
+        durable.remove(self.journal)
+        durable.remove(self.survey)
+        durable.remove(self.staged)
         self._leave()
 
     def clear(self, keep_store: bool) -> None:
         """Remove what a finished merge no longer needs; the plan last, since it says that we are not done."""
-        for path in (self.old, self.set_aside, self.journal, *self.work.glob(f"{self.store.name}.new-*")):
-            folder.remove(path)
+        for path in (
+            self.old,
+            self.set_aside,
+            self.journal,
+            self.survey,
+            *self.work.glob(f"{self.store.name}.new-*"),
+        ):
+            durable.remove(path)
         if not keep_store:
-            folder.remove(self.store)
+            durable.remove(self.store)
         self._leave()
 
     def _leave(self) -> None:
         durable.sync(self.work)
-        folder.remove(self.plan)
-        folder.remove(self.lock)
+        durable.remove(self.plan)
+        durable.remove(self.lock)
         with suppress(OSError):  # a kept store is in it, or another run has just begun
-            self.work.rmdir()
+            durable.disk.rmdir(self.work)
         durable.sync(self.out.parent)
 
 

@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 from ramstream import memory, tallies
 from ramstream.checkpoint.reader import open_reader
 from ramstream.engine.computed import Computed
+from ramstream.engine.surveyor import NOTHING, Surveyed, Surveyor, rule_of, surveyor
 from ramstream.errors import IntegrityError, RamstreamError
 from ramstream.kernels import host
 from ramstream.kernels.philox import name_key
 from ramstream.kernels.program import COPY, Program
 from ramstream.overlap import OverlapStore
 from ramstream.plan import CountPlan, MergePlan, PlannedTensor, Slot, Source
+from ramstream.quantiles import Queries
 from ramstream.types import GRAIN, ITEMSIZE, STRIP, Dtype, Kind, Piece
 from ramstream.writer import RangeWriter
 
@@ -49,6 +51,10 @@ class Setup:
     device: str = "cpu"
     numbers: NDArray[np.float64] | None = None
     """The numbers of the method's program (tensors, columns)."""
+    survey: str = ""
+    """The stage of the survey (see `survey`), if this pass is one."""
+    queries: Queries | None = None
+    """What it asks; None to measure the merge."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Tells setups apart."""
 
@@ -63,7 +69,8 @@ class Work:
     expected: tuple[int, ...] = ()
     """The inputs' checksums that an earlier pass saw, to be compared with what is read now."""
     unchanged: frozenset[int] = frozenset()
-    """Agents (1..T) that changed nothing in this unit; their files are not read."""
+    """Agents (1..T) that changed nothing in this unit, or do not matter; their files are not read."""
+    survey: bool = False
 
 
 @dataclass
@@ -84,6 +91,7 @@ class UnitResult:
     moved: int = 0
     squares: float = 0.0
     """Σ of the squares of the merged deltas."""
+    surveyed: Surveyed | None = None
     files: list[int] = field(default_factory=list)
     chunk: str | None = None
     read: int = 0
@@ -93,8 +101,8 @@ class UnitResult:
 class _Unit:
     """One unit while it is worked on."""
 
-    def __init__(self, work: Work, sources: int, slots: tuple[Slot, ...] | None) -> None:
-        self.work, self.slots = work, slots
+    def __init__(self, work: Work, sources: int, slots: tuple[Slot, ...] | None, surveyor: Surveyor) -> None:
+        self.work, self.slots, self.surveyor = work, slots, surveyor
         self.inputs: list[Any] = [xxhash.xxh3_64() for _ in range(sources)]
         self.output: Any = xxhash.xxh3_64()
         self.records: list[Any] = []
@@ -132,22 +140,24 @@ class Worker:
         self._readers = [open_reader(setup.io, ref.paths) for ref in self._plan.checkpoints]
         self._computed = Computed(self._readers)
         self._sources = host.Sources(self._plan.agents)
-        self._counter = host.Counter(self._plan.agents, *_rule(self._plan))
+        self._counter = host.Counter(self._plan.agents, *rule_of(self._plan))
         self._planes = np.zeros((self._plan.agents, _WORDS), np.uint64)
         self._store = OverlapStore(setup.store) if setup.store else None
+        self._surveyor = surveyor(setup)
         if setup.merge and setup.out:
             self._writer = RangeWriter(setup.out, setup.merge.outputs)
             self._merger = _merger(setup)
             self._buffer = np.empty(memory.output(setup.merge.itemsize), np.uint8)
 
     def do(self, work: Work) -> UnitResult:
-        """Count, merge, both, or neither (only compare checksums), one unit."""
+        """Count, survey, merge, or none of it (only compare checksums), one unit."""
         slots = self.setup.merge.slots(work.unit) if work.merge and self.setup.merge else None
-        unit = _Unit(work, len(self._readers), slots)
+        unit = _Unit(work, len(self._readers), slots, self._surveyor if work.survey else NOTHING)
         one_piece = self._merged if self._plan.is_grain(work.unit) else self._copied
         for tensor, piece in self._plan.pieces(work.unit):
             one_piece(unit, tensor, piece)
         unit.result.inputs = self._compared(unit)
+        unit.result.surveyed = unit.surveyor.finish()
         if work.count and self._plan.is_grain(work.unit):
             self._counted(unit)
         if work.merge:
@@ -185,6 +195,7 @@ class Worker:
     def _merged(self, unit: _Unit, tensor: PlannedTensor, piece: Piece) -> None:
         """A piece of a merged tensor, strip by strip, read once for whatever is to be done with it."""
         count, slot = unit.work.count, unit.slot(piece)
+        unit.surveyor.begin(tensor, piece)
         if count:
             self._counter.begin(Dtype[tensor.dtype], tensor.wide, unit.work.unit % STEP_GRAINS == 0)
         start = self._plan.flat.starts[piece.tensor] - unit.work.unit * GRAIN
@@ -194,10 +205,12 @@ class Worker:
             if count:
                 word = (start + begin) // 64
                 self._counter.strip(self._sources, n, self._planes[:, word : word + -(-n // 64)])
+            unit.surveyor.strip(self._sources, begin, n)
             if slot is not None:
                 self._merge_strip(tensor, piece, slot, begin, n, base)
                 self._write(unit, slot, begin, n)
             self._release()
+        unit.surveyor.end()
         if count:
             unit.records.append(self._counter.finish())
         if slot is not None:
@@ -299,7 +312,7 @@ class Worker:
 
     @cached_property
     def _converter(self) -> host.Merger:
-        return host.Merger(COPY, *_rule(self._plan))
+        return host.Merger(COPY, *rule_of(self._plan))
 
     @cached_property
     def _program(self) -> Program | None:
@@ -326,11 +339,7 @@ def _merger(setup: Setup) -> Merging:
     assert setup.merge is not None
     program, seed = setup.merge.program, setup.merge.seed
     if setup.device == "cpu":
-        return host.Merger(program, *_rule(setup.count), seed)
+        return host.Merger(program, *rule_of(setup.count), seed)
     from ramstream.kernels.torch import TorchMerger
 
-    return TorchMerger(program, *_rule(setup.count), seed, device=setup.device.removesuffix(":torch"))
-
-
-def _rule(plan: CountPlan) -> tuple[float, str, Dtype | None]:
-    return plan.epsilon, plan.options.on_nonfinite, plan.options.compare_dtype
+    return TorchMerger(program, *rule_of(setup.count), seed, device=setup.device.removesuffix(":torch"))
