@@ -91,6 +91,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     # Public names load what they need when they are first used: `--help` needs none of it.
     if name in _HOMES:

@@ -20,6 +20,7 @@ from ramstream.checkpoint.reader import open_reader
 from ramstream.errors import PlanError
 from ramstream.methods import Method
 from ramstream.plan import CountPlan, MatchOptions, MergePlan, plan_count, plan_output
+from ramstream.settings import Setting
 from ramstream.types import Dtype, TensorInfo
 
 _STEP = 4 << 20
@@ -65,7 +66,16 @@ def plan_merge(
         side_files = [file for file in side_files if file.name != _QUANTISED]
     plan = plan_output(count, method, dtype, shard_size, side_files, left_behind)
     _refuse_taken_names(plan)
-    return plan
+    unused = _unused_rules(method, [tensor.name for tensor in count.merged])
+    return replace(plan, count=replace(count, notes=(*count.notes, *unused)))
+
+
+def _unused_rules(method: Method, names: Sequence[str]) -> Iterator[str]:
+    """A line for each rule of a parameter that is about no merged tensor."""
+    for key in method.numeric(1):
+        value = getattr(method, key)
+        for rule in value.unused(names) if isinstance(value, Setting) else ():
+            yield f"{method.name()}: {key}: {rule} is used for no merged tensor"
 
 
 def _refuse_taken_names(plan: MergePlan) -> None:

@@ -70,14 +70,14 @@ class Counts:
 
 
 def stats_of(
-    path: Path,
+    path: str | Path,
     method: Method | None = None,
     by: str | None = None,
     agents: str | None = None,
-    store: Path | None = None,
+    store: str | Path | None = None,
 ) -> dict[str, Any]:
     """`ramstream stats` of a store or an output folder; see `open_counts` and `Counts.stats`."""
-    counts = open_counts(path, store)
+    counts = open_counts(Path(path), Path(store) if store is not None else None)
     return counts.stats(method or counts.method(), by, agents)
 
 

@@ -65,13 +65,28 @@ class Setting:
     agents: tuple[tuple[Rule, ...], ...]
 
     @classmethod
-    def of(cls, value: float | str | Setting) -> Setting:
-        """A setting from a number or its text. ValueError for a text that is none."""
+    def of(cls, value: float | str | Setting | Sequence[float]) -> Setting:
+        """A setting from a number, its text, or a number for each agent. ValueError for what is none of these."""
         if isinstance(value, Setting):
             return value
+        if isinstance(value, list | tuple) and value and all(isinstance(v, int | float) for v in value):
+            return cls(tuple((Rule((float(number),)),) for number in value))
         if isinstance(value, int | float):
             return cls(((Rule((float(value),)),),))
+        if not isinstance(value, str):
+            raise ValueError(value)
         return cls(tuple(tuple(map(_rule, agent.split(";"))) for agent in value.split(",")))
+
+    def unused(self, names: Sequence[str]) -> list[Rule]:
+        """The rules that hold for none of these tensors: no name has their word, or earlier rules come first.
+
+        The last rule of all may be a default that nothing is left for.
+        """
+        found: dict[Rule, None] = {}
+        for rules in self.agents:
+            first = {next((rule for rule in rules if rule.matches(name)), None) for name in names}
+            found |= dict.fromkeys(rule for rule in rules if rule not in first and not rule.everywhere)
+        return list(found)
 
     @property
     def complete(self) -> bool:

@@ -198,7 +198,7 @@ def _groups(
 
 
 def norms(agents: Sequence[dict[str, Any]], merged: float) -> dict[str, float | None]:
-    """L2 norms: of the merged delta, to six digits, and the largest agent's and the mean of them, over changed elements.
+    """L2 norms over changed elements: of the merged delta, to six digits, the largest agent's and the agents' mean.
 
     RAM keeps what only one agent changed undiluted, so that the merged norm grows with the number of agents.
     """

@@ -1,7 +1,9 @@
 """The README names every command, option, method, parameter and exit code, and the two commands exist."""
 
+import importlib
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,3 +104,49 @@ def test_the_method_in_the_readme_is_one_file_that_works(tmp_path: Path) -> None
         found = merged(tmp_path, agents, "larger", scale=0.5)
     largest = agents[np.abs(agents).argmax(axis=0), np.arange(1000)]
     assert np.array_equal(found, largest * np.float32(0.5))
+
+
+BROKEN = {
+    "branches": "if block.deltas[0] > 0:\n            return block.base\n        return block.deltas[0]",
+    "none": "return None",
+    "raises": "return block.deltas[7]",
+    "one_number": "return block.p['scale']",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_method_of_ones_own_that_is_wrong_is_a_clear_error(tmp_path: Path, name: str) -> None:
+    text = (
+        "from dataclasses import dataclass\nfrom ramstream.methods import Method\n\n@dataclass(frozen=True)\n"
+    )
+    text += f"class Wrong(Method):\n    def merge(self, block):\n        {BROKEN[name]}\n"
+    (tmp_path / f"{name}.py").write_text(text)
+    with installed(tmp_path), pytest.raises(errors.UsageError, match=name.replace("_", "-")):
+        merged(tmp_path / "in", np.ones((2, 8), np.float32), name.replace("_", "-"))
+
+
+def test_a_method_file_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text("class Half(Method:\n")
+    with (
+        installed(tmp_path),
+        pytest.raises(errors.UsageError, match=r"half\.py cannot be loaded: SyntaxError"),
+    ):
+        methods.create("ram", {})
+
+
+def test_other_code_under_the_same_name_does_not_go_on_with_the_work_of_the_former(tmp_path: Path) -> None:
+    text = (
+        "from dataclasses import dataclass\nfrom ramstream.methods import Method\n\n@dataclass(frozen=True)\n"
+    )
+    text += "class Changing(Method):\n    def merge(self, block):\n        return FACTOR * block.deltas[0]\n"
+    base, agent = (Tensor("F32", (8,), np.full(8, x, np.float32).view(np.uint32)) for x in (0, 1))
+    paths = write_family(tmp_path / "in", {"w": base}, [{"w": agent}])
+    with installed(tmp_path):
+        for factor in (1.0, 0.5):
+            (tmp_path / "changing.py").write_text(text.replace("FACTOR", str(factor)))
+            importlib.invalidate_caches()
+            sys.modules.pop("ramstream.methods.changing", None)
+            outcome, _ = run(plan_of(paths, "changing"), tmp_path / "out", overwrite=True)
+            assert not outcome.already_complete
+            assert np.frombuffer(read_weights(tmp_path / "out")["w"], np.float32).tolist() == [factor] * 8
+            assert run(plan_of(paths, "changing"), tmp_path / "out")[0].already_complete

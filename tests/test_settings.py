@@ -132,3 +132,18 @@ def test_layers_are_counted_in_the_whole_model_where_only_some_tensors_are_merge
     assert whole[:, 0].tolist() == [0, 0.25, 0.5, 0.75, 1]
     assert gradient.resolve("weight", model[1:3], 1, model).tolist() == whole[1:3].tolist()
     assert gradient.resolve("weight", model[1:3], 1).tolist() == [[0.5], [1.0]]
+
+
+def test_rules_that_hold_for_no_tensor_are_named() -> None:
+    names = ["model.layers.0.self_attn.q", "model.layers.0.mlp.up", "lm_head"]
+    assert Setting.of("self_attn@1;mlp@2;3").unused(names) == []
+    assert [str(rule) for rule in Setting.of("self_atn@1;3").unused(names)] == ["self_atn@1.0"]
+    assert [str(rule) for rule in Setting.of("3;mlp@2").unused(names)] == ["mlp@2.0"]
+    assert Setting.of("model@1;lm@2;3").unused(names) == [], "a default may have nothing left to hold for"
+
+
+def test_a_number_for_each_agent_may_be_a_list() -> None:
+    assert Setting.of([0.5, 1]) == Setting.of("0.5,1") == Setting.of((0.5, 1.0))
+    for odd in ([], [[1]], None, {"a": 1}):
+        with pytest.raises(ValueError):
+            Setting.of(odd)  # type: ignore[arg-type]

@@ -50,8 +50,8 @@ def row_of(program: Program, k: int) -> int:
 def rows_of(program: Program) -> int:
     """How many rows a worker needs for a program.
 
-    The last two are written to. They lie behind all that is read: a loop whose output lies among its inputs, if only
-    by addresses, is not run as vectors.
+    The last two are written to. They lie behind all that is read: a loop whose output lies among its inputs, if
+    only by addresses, is not run as vectors.
     """
     return program.agents + 1 + SPARE + (program.agents + 2 if program.random else 0)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ramstream.errors import RamstreamError
+from ramstream.errors import UsageError
 from ramstream.methods import Block, Method
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def trace(method: Method, agents: int) -> Program:
     )
     merged = recorder.as_value(method.merge(block))
     if merged.step.one:
-        raise RamstreamError(f"{method.name()} gives one number for a block, not a value for each element")
+        raise UsageError(f"{method.name()} gives one number for a block, not a value for each element")
     output = base + p["scale"] * merged
     if not method.moves_unchanged:
         changed = deltas[0] != 0

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Number = float | str | Setting
-"""A number, or the text of a setting by agent, tensor and layer (`ramstream.settings`)."""
+Number = float | str | Setting | Sequence[float]
+"""A number, one for each agent, or the text of a setting by agent, tensor and layer (`ramstream.settings`)."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,12 @@ def available() -> dict[str, type[Method]]:
     """Every method by its command-line name."""
     found: dict[str, type[Method]] = {}
     for module in pkgutil.iter_modules(__path__):
-        loaded = importlib.import_module(f"{__name__}.{module.name}")
+        try:
+            loaded = importlib.import_module(f"{__name__}.{module.name}")
+        except Exception as error:  # a method of the user's own
+            raise UsageError(
+                f"the method file {module.name}.py cannot be loaded: {error!r}; mend it"
+            ) from error
         for value in vars(loaded).values():
             here = isinstance(value, type) and value.__module__ == loaded.__name__
             if here and issubclass(value, Method) and not inspect.isabstract(value):
@@ -254,4 +259,5 @@ def _parse(what: str, hint: Any, text: str) -> Any:
     try:
         return hint(text)
     except ValueError:
-        raise UsageError(f"{what} is {text!r}, which is not a {hint.__name__}") from None
+        kind = "whole number" if hint is int else "number"
+        raise UsageError(f"{what} is {text!r}, which is not a {kind}") from None

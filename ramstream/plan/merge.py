@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ramstream.checkpoint.endings import TORCH
-from ramstream.errors import PlanError
+from ramstream.errors import PlanError, RamstreamError, UsageError
 from ramstream.kernels.program import Program, trace
 from ramstream.plan.count import CountPlan, PlannedTensor
 from ramstream.plan.layout import digest
@@ -87,10 +87,21 @@ class MergePlan:
             "counts": self.count.digest,
             "method": self.method.name(),
             "parameters": self.method.parameters(),
+            "formula": self._formula(),
             "dtype": None if self.dtype is None else self.dtype.name,
             "outputs": [[file.name, hashlib.sha256(file.header).hexdigest()] for file in self.outputs],
             "side files": [[file.name, file.sha256] for file in self.side_files],
         }
+
+    def _formula(self) -> str:
+        """A digest of what the method does, so that other code under its name does not go on with its work."""
+        import numpy as np
+
+        agents = self.count.agents
+        overlap = np.arange(3 * agents * agents).reshape(3, agents, agents)
+        lambdas = self.method.coefficients(overlap).tolist() if self.method.needs_counts else []
+        steps = [[step.name, list(map(str, step.operands))] for step in self.program.steps]
+        return digest([steps, self.program.columns, lambdas])
 
     @cached_property
     def digest(self) -> str:
@@ -99,8 +110,14 @@ class MergePlan:
 
     @cached_property
     def program(self) -> Program:
-        """What the method does with each element."""
-        return trace(self.method, self.count.agents)
+        """What the method does with each element. UsageError where a method of one's own cannot be followed."""
+        try:
+            return trace(self.method, self.count.agents)
+        except RamstreamError:
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise UsageError(f"{self.method.name()}: its merge cannot be followed: {what}") from error
 
     @cached_property
     def settings(self) -> Mapping[str, NDArray[np.float64]]:
