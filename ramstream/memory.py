@@ -15,7 +15,7 @@ PROCESS = 300 << 20
 kernels, 275 MiB where this run is the first and compiles them.
 """
 
-WIDE = 50 << 20
+WIDE = 60 << 20
 """What compiling the kernels for float64 adds."""
 
 TORCH = 320 << 20
@@ -33,6 +33,9 @@ HISTOGRAMS = 4 << 20
 SIFTING = 16 << 20
 """What compiling the survey's loops adds."""
 
+USUAL_STEPS, STEP = 100, 320 << 10
+"""Steps of a program whose compilation `PROCESS` has room for, and what each further one takes."""
+
 PER_TENSOR = 2048
 """Plan, names and slots of one tensor and one of its sources."""
 
@@ -43,6 +46,11 @@ def reserved(tensors: int, agents: int, record: int, wide: bool, torch: bool) ->
     """
     plan = tensors * ((agents + 1) * PER_TENSOR + 2 * record)
     return PROCESS + (WIDE if wide else 0) + (TORCH if torch else 0) + plan
+
+
+def core(steps: int) -> int:
+    """What compiling a method's loop takes beyond `PROCESS`: it grows with the number of agents."""
+    return max(steps - USUAL_STEPS, 0) * STEP
 
 
 def survey(tensors: int, agents: int, histograms: int) -> int:

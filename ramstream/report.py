@@ -184,7 +184,7 @@ def outcome_view(out: str, already: bool, summary: dict[str, Any]) -> View:
     if stats["method"].get("r"):
         lines.append(f"λ moved {number(summary['moved_by_lambda'])} output elements away from plain RAM")
     for name, n in summary["overflow"].items():
-        lines.append(f"warning: {n} elements of {name} are beyond the output's range")
+        lines.append(f"warning: {n} elements of {name} are beyond the output's range, or not a number")
     if summary.get("store"):
         lines.append(
             f"overlap store: {summary['store']} ({size(summary['store_size'])}); another r, alpha or method needs "

@@ -66,6 +66,7 @@ def statistics(
     `subset` looks at some agents only: their indices, and their overlap recounted from the bits. `by` groups the
     tensors by `tensor`, `layer` or `kind`.
     """
+    method.check_agents(len(described.labels) if subset is None else len(subset[0]))
     chosen, overlap = (range(len(described.labels)), tallies["overlap"]) if subset is None else subset
     labels = [described.labels[t] for t in chosen]
     elements = np.array(described.elements, np.int64)

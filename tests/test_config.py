@@ -792,3 +792,21 @@ def test_types_ranges_and_documentation_of_parameters_are_told() -> None:
 def test_a_method_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert runs.cli("methods", "tise") == 2
     assert "did you mean ties?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["1:30", "-1:30.5", "190:20:30"])
+def test_numbers_of_base_sixty_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "m.yaml").write_text(
+        f"merge_method: ram\nbase_model: b\nmodels: [{{model: a}}]\nparameters: {{weight: {text}}}\n"
+    )
+    with pytest.raises(
+        UsageError, match=f"line 4: {text} is read by YAML as a number of base 60; put it in quotes"
+    ):
+        read(tmp_path / "m.yaml")
+
+
+@pytest.mark.parametrize("text", ['!!int ""', '!!int "-"', '!!float "x"', '!!bool "7"'])
+def test_a_tag_that_its_text_does_not_fit_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "m.yaml").write_text(f"merge_method: {text}\n")
+    with pytest.raises(UsageError, match="line 1: "):
+        read(tmp_path / "m.yaml")

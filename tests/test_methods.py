@@ -21,6 +21,7 @@ from reference import View, look, narrow
 from runs import Model, family, plan_of, read_weights, run, sources, write_family
 
 import ramstream.methods
+from ramstream import Limits
 from ramstream.errors import PlanError, UsageError
 from ramstream.kernels.program import trace
 from ramstream.methods import Method, PerAgent, PerTensor, available, create
@@ -496,7 +497,7 @@ def test_the_oracles_random_numbers_are_the_published_ones() -> None:
 
 @pytest.mark.parametrize("weight", ["1,-1,0", "0", "0.1,0.2,-0.3", "mlp@1;1,mlp@-2;1,1"])
 def test_weights_of_linear_that_sum_to_nothing_are_refused_before_any_work(weight: str) -> None:
-    with pytest.raises(PlanError, match=r"linear: the weights of b.mlp, .* sum to 0; .*normalize=false"):
+    with pytest.raises(PlanError, match=r"linear: the weights of b.mlp, .* sum to 0, .*normalize=false"):
         Linear(weight=weight).settings(["b.mlp"] if "@" not in weight else ["a.attn", "b.mlp"], 2)
     assert Linear(weight=weight, normalize=False).settings(["b.mlp"], 2)["weight"].shape == (1, 3)
 
@@ -577,3 +578,107 @@ def test_a_new_method_is_one_file_and_no_other_edit(tmp_path: Path, monkeypatch:
     finally:
         sys.modules.pop("ramstream.methods.new_sum")
         del ramstream.methods.new_sum
+
+
+# What users may get wrong
+
+
+@pytest.mark.parametrize(
+    ("cls", "values"),
+    [
+        (RamPlus, {"max_norm": "Largest"}),
+        (RamPlus, {"ratio": "unqiue"}),
+        (Ties, {"scope": "Tensor"}),
+        (Ties, {"normalize": "false"}),
+        (DareLinear, {"seed": 1.5}),
+        (DareLinear, {"seed": True}),
+        (RamPlus, {"r": "0.1"}),
+        (RamPlus, {"scale": None}),
+        (Ties, {"density": [0.5, "x"]}),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_python_too(cls: type[Method], values: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(values))):
+        cls(**values)
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "said"),
+    [
+        ("ram", {"weight": "1e-46"}, "weight is 1e-46, which is beyond what float32 holds"),
+        ("task-arithmetic", {"weight": "1,1e39"}, "weight is 1e\\+39, which is beyond"),
+        ("ram-unique", {"dilution": "1e-46"}, "dilution is 1e-46, which is beyond"),
+        ("ram-plus", {"scale": "-1e39"}, "scale is -1e\\+39, which is beyond"),
+        ("linear", {"weight": "2e38"}, "sum to 0, or to more than float32 holds"),
+    ],
+)
+def test_numbers_that_float32_cannot_hold_are_refused(
+    tmp_path: Path, method: str, words: dict[str, str], said: str
+) -> None:
+    base, agents = family({"a": ("F32", (4,))}, agents=2)
+    paths = write_family(tmp_path / "in", base, agents)
+    with pytest.raises(PlanError, match=said):
+        plan_of(paths, method, **words)
+    base, agents = family({"a": ("F64", (4,))}, agents=2)
+    if method == "ram-unique":
+        plan_of(write_family(tmp_path / "wide", base, agents), method, **words)
+
+
+FIRST = """
+from dataclasses import dataclass
+from typing import ClassVar
+from ramstream.methods import Method
+
+@dataclass(frozen=True)
+class {name}(Method):
+    seed: int = 0
+    random: ClassVar[bool] = {random}
+
+    def merge(self, block):
+        return block.where(block.draws[0] < 0.5, block.deltas[0], block.deltas[1])
+"""
+
+
+def test_draws_of_an_agent_that_changed_nothing_are_its_own_too(tmp_path: Path) -> None:
+    """Whatever lies in the worker's rows: the first tensor's draws must not be the second's."""
+    (tmp_path / "by_draw.py").write_text(FIRST.format(name="ByDraw", random=True))
+    ramstream.methods.__path__.append(str(tmp_path))
+    try:
+        base, agents = family({"a": ("F32", (2_000,)), "b": ("F32", (2_000,))}, agents=2)
+        agents[0]["b"] = base["b"]
+        paths = write_family(tmp_path / "in", base, agents)
+        for device in ("cpu", "cpu:torch"):
+            run(plan_of(paths, "by-draw", epsilon=0.0), tmp_path / device, Limits(workers=1, device=device))
+        one, two = (read_weights(tmp_path / device) for device in ("cpu", "cpu:torch"))
+        assert one == two
+        moved = np.frombuffer(one["b"], np.uint32) != base["b"].bits
+        drawn = ref.draws(0, xxhash.xxh3_64_intdigest(b"b"), 0, range(2_000))
+        changed = agents[1]["b"].bits != base["b"].bits
+        assert np.array_equal(moved, changed & ~(drawn < 0.5))
+    finally:
+        ramstream.methods.__path__.remove(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"twins.py": FIRST.format(name="A", random=True) + FIRST.format(name="B", random=True)},
+            "has two methods",
+        ),
+        ({"undeclared.py": FIRST.format(name="Undeclared", random=False)}, "uses block.draws; set .* random"),
+    ],
+)
+def test_a_method_file_that_would_not_do_what_it_says_is_refused(
+    tmp_path: Path, files: dict[str, str], said: str
+) -> None:
+    base, agents = family({"a": ("F32", (4,))}, agents=2)
+    paths = write_family(tmp_path / "in", base, agents)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    ramstream.methods.__path__.append(str(tmp_path))
+    try:
+        with pytest.raises(UsageError, match=said):
+            plan_of(paths, next(iter(files)).removesuffix(".py"))
+    finally:
+        ramstream.methods.__path__.remove(str(tmp_path))

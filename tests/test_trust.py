@@ -495,11 +495,15 @@ def test_weights_under_a_name_the_output_needs_are_refused(model: list[Path], na
 
 def test_kernels_older_than_their_sources_are_dropped(tmp_path: Path) -> None:
     old, new = tmp_path / "old.nbi", tmp_path / "new.nbi"
+    cut = tmp_path / "cores" / "__pycache__" / "cut.nbi"
+    cut.parent.mkdir(parents=True)
     for path in (old, new):
-        path.touch()
+        path.write_text("something")
+    cut.touch()
     os.utime(old, (1, 1))
     jit._drop_stale_caches(tmp_path)
     assert not old.exists()
+    assert not cut.exists(), "a crash left it empty, and numba would not get over it"
     assert new.exists()
 
 

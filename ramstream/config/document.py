@@ -150,13 +150,17 @@ class _Builder:
 
     def _scalar(self, node: Any) -> Any:
         line = node.start_mark.line + 1
+        if ":" in node.value and node.tag in (f"{_TAG}int", f"{_TAG}float"):
+            self._refuse(
+                line, f"{shown(node.value)} is read by YAML as a number of base 60; put it in quotes"
+            )
         try:
             value = self._loader.construct_object(node)
             if isinstance(value, str):
                 value.encode()
         except UnicodeEncodeError:
             self._refuse(line, "a string holds half of a character (a lone surrogate)")
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, IndexError):
             kind = node.tag.removeprefix(_TAG)
             self._refuse(line, f"{shown(node.value)} is no {shown(kind)}; put it in quotes if it is a string")
         return value

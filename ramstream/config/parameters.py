@@ -135,7 +135,9 @@ class Parameters:
         if lacking:
             models = ", ".join(map(shown, lacking))
             text = f"weight is not given for every tensor of {models}, where mergekit stops"
-            self._note(f"{text}; it is {parameter.default} there, list the model with a weight to set another")
+            self._note(
+                f"{text}; it is {parameter.default} there, list the model with a weight to set another"
+            )
 
     def _for_all(self, parameter: Parameter, place: Place, value: Any) -> str | None:
         """The text of a parameter that is the same for all agents."""

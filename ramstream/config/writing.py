@@ -65,7 +65,7 @@ def render(recipe: Recipe) -> str:
     ours |= _options(recipe.options)
     if ours:
         root["ramstream"] = ours
-    text: str = yaml.dump(root, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    text: str = yaml.dump(root, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=1000)
     return _HEAD + text
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from threading import Lock
 from typing import Any
 
@@ -121,10 +122,10 @@ def _executed(text: str) -> Any:
 def _imported(text: str, folder: Path) -> Any:
     name = f"ramstream_core_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     path = folder / f"{name}.py"
-    if not path.exists():
-        new = path.with_suffix(f".{os.getpid()}")
-        new.write_text(text)
-        new.rename(path)
+    if not path.exists() or path.read_text() != text:  # a crash may leave it empty
+        with NamedTemporaryFile("w", dir=folder, suffix=".new", delete=False) as new:
+            new.write(text)
+        os.replace(new.name, path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -50,7 +50,7 @@ class Sources:
         return layout.Inputs(self.codes, self.addresses, self.valid)
 
 
-class _Worker:
+class Buffers:
     """Buffers and rule for both widths; those of float64 are made when first wanted."""
 
     def __init__(
@@ -90,7 +90,7 @@ def _room(agents: int, count: int, wide: bool, finite: NDArray[np.int64]) -> lay
     return layout.Room(rows, bits, raw, other, mark, active, finite)
 
 
-class Counter(_Worker):
+class Counter(Buffers):
     """Counts pieces, a strip at a time: begin, strip, .., finish."""
 
     def __init__(self, agents: int, epsilon: float, on_nonfinite: str, compare: Dtype | None) -> None:
@@ -116,7 +116,7 @@ class Counter(_Worker):
         """
         room, rule = self._width(self._wide)
         words, stride = np.uint64(bits.ctypes.data), bits.strides[0]
-        with _quiet():
+        with quiet():
             counting.count(
                 room, sources.inputs(), rule, self._counts, elements, self._offset, words, stride, self._steps
             )
@@ -124,7 +124,7 @@ class Counter(_Worker):
 
     def finish(self) -> Any:
         """The piece's record of `tallies.tally_dtype`; refused_first counts from the start of the piece."""
-        with _quiet():
+        with quiet():
             counting.close(self._counts)
         record = self._record[0]
         record["l2"] = record["dots"].diagonal()
@@ -162,7 +162,7 @@ class Taken(NamedTuple):
     """Σ of the squares of the merged deltas, before they were narrowed."""
 
 
-class Merger(_Worker):
+class Merger(Buffers):
     """Merges strips by a program; what it counts adds up until it is taken, once a piece."""
 
     def __init__(
@@ -170,6 +170,7 @@ class Merger(_Worker):
     ) -> None:
         super().__init__(program.agents, rows_of(program), epsilon, on_nonfinite, compare)
         self._program, self._seed = program, np.uint64(seed)
+        self._cores: dict[bool, Any] = {}
         self._report = layout.Report(np.zeros(2, np.int64), _zeros((layout.LANES,), np.float64))
 
     def strip(
@@ -187,10 +188,12 @@ class Merger(_Worker):
         """
         room, rule = self._width(wide)
         program, width = self._program, room.rows.dtype
-        with _quiet():
+        with quiet():
             own, plain = at_width(program, numbers, width)
+            if wide not in self._cores:
+                self._cores[wide] = core(program, wide)
             task = layout.Task(
-                core(program, wide),
+                self._cores[wide],
                 int(out_dtype),
                 program.random,
                 program.moves_unchanged,
@@ -205,7 +208,7 @@ class Merger(_Worker):
         """What was counted; it starts again from 0."""
         overflow, moved = self._report.counts.tolist()
         self._report.counts[...] = 0
-        with _quiet():
+        with quiet():
             return Taken(overflow, moved, merging.squares(self._report.lanes))
 
 
@@ -220,7 +223,7 @@ def at_width(
     return own, plain if (plain != own).any() else plain[:0]
 
 
-def _quiet() -> AbstractContextManager[Any]:
+def quiet() -> AbstractContextManager[Any]:
     """Without numba the loops' infinities and wrapping integers would warn."""
     return np.errstate(all="ignore") if numba.config.DISABLE_JIT else nullcontext()
 

@@ -7,6 +7,7 @@ dtypes: sources come as addresses and codes, blocks as rows of one array. Argume
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,11 @@ def _drop_stale_caches(folder: Path) -> None:
     a stale callee would give wrong results in silence.
     """
     here = Path(__file__).parent
-    newest = max(source.stat().st_mtime for source in (*here.glob("*.py"), here.parent / "types.py"))
-    for index in folder.glob("*.nbi"):
+    sources = (*here.glob("*.py"), here.parent / "types.py", here.parent / "quantiles.py")
+    newest = max(source.stat().st_mtime for source in sources)
+    for index in (*folder.glob("*.nbi"), *folder.glob("cores/__pycache__/*.nbi")):
         with suppress(FileNotFoundError):  # another process drops them too
-            if index.stat().st_mtime < newest:
+            if index.stat().st_mtime < newest or not index.stat().st_size:  # a crash may leave it empty
                 index.unlink()
 
 
@@ -57,8 +59,11 @@ def core_folder() -> Path | None:
     if _folder is None:
         return None
     folder = _folder / "cores"
-    folder.mkdir(exist_ok=True)
-    return folder
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
 
 
 _how: dict[str, Any] = {

@@ -54,7 +54,8 @@ class Room(NamedTuple):
     """A worker's buffers for one width."""
 
     rows: Any
-    """float (T + 1 + SPARE, BLOCK): base, agents (soon masked deltas), zeros, scratch."""
+    """float (at least T + 1 + SPARE, BLOCK): base, agents (soon masked deltas), zeros, scratch, and perhaps more
+    (`cores.rows_of`)."""
     bits: Any
     """The same memory as uint32 or uint64."""
     raw: Any

@@ -70,7 +70,7 @@ def prepare(room: Any, task: Any, start: int, n: int) -> None:
     for t in range(agents):
         if not room.active[t]:
             room.rows[t + 1, :n] = 0
-        elif task.random:
+        if task.random:
             row = room.rows[agents + 1 + SPARE + t]
             fill(row, n, task.seed, task.name, t, task.first + start)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ramstream.kernels import layout
 from ramstream.kernels.deltas import masked_deltas
 from ramstream.kernels.formats import bare_room, unowned
-from ramstream.kernels.host import Sources, _quiet, _Worker, merger_bytes
+from ramstream.kernels.host import Buffers, Sources, merger_bytes, quiet
 from ramstream.kernels.intrinsics import bits_of
 from ramstream.kernels.jit import entry, inner
 from ramstream.kernels.layout import BLOCK
@@ -111,7 +111,7 @@ def fine_keys(row: Any, keys: Any, n: int, range_: Any, slots: Any) -> int:
     return number
 
 
-class Sifter(_Worker):
+class Sifter(Buffers):
     """Takes the histograms of a group, a strip at a time: `begin` and strips for each piece, then `finish`."""
 
     def __init__(
@@ -155,7 +155,7 @@ class Sifter(_Worker):
         """Count the magnitudes of the next `elements` elements."""
         room, rule = self._width(self._wide)
         given, grown = (room, sources.inputs(), rule, elements), (self._counts, self._spans)
-        with _quiet():
+        with quiet():
             if self._queries.is_fine:
                 fine(*given, self._ranges, self._slots, *grown)
             else:

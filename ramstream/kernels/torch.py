@@ -27,7 +27,8 @@ from ramstream.types import STRIP, Dtype, Kind
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 _ROWS = 24
-"""Temporaries of STRIP eight-byte elements that are alive at once, at most, besides three rows an agent."""
+"""Temporaries of STRIP eight-byte elements that are alive at once, at most, besides four rows an agent and what a
+program holds."""
 _SEGMENTS = 22 << 20
 """torch takes device memory 20 MiB at a time, for items up to 1 MiB 2 MiB, and splits it among tensors."""
 

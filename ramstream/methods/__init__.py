@@ -109,9 +109,20 @@ class Method(ABC):
                     raise UsageError(f"{self.name()}: {name} is {value!r}; it cannot differ by agent")
                 check(f"{self.name()}: {name}", setting, mark.least, mark.most)
                 object.__setattr__(self, name, setting)
-            elif isinstance(value, float) and not math.isfinite(value):
-                raise UsageError(f"{self.name()}: {name} is {value}; it must be a finite number")
+            else:
+                self._check_plain(name, hint, value)
         self._at_least("epsilon")
+
+    def _check_plain(self, name: str, hint: Any, value: Any) -> None:
+        """UsageError where a value is none of its type; from the command line it always is."""
+        choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+        kinds: dict[Any, Any] = {bool: bool, int: int, float: int | float}
+        right = value in choices if choices else isinstance(value, kinds.get(hint, object))
+        if not right or (isinstance(value, bool) and hint is not bool):
+            known = f"one of {', '.join(choices)}" if choices else f"a {getattr(hint, '__name__', hint)}"
+            raise UsageError(f"{self.name()}: {name} is {value!r}; it must be {known}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{self.name()}: {name} is {value}; it must be a finite number")
 
     def _at_least(self, *names: str, least: float = 0) -> None:
         for name in names:
@@ -210,6 +221,10 @@ def available() -> dict[str, type[Method]]:
         for value in vars(loaded).values():
             here = isinstance(value, type) and value.__module__ == loaded.__name__
             if here and issubclass(value, Method) and not inspect.isabstract(value):
+                if value.name() in found:
+                    raise UsageError(
+                        f"the method file {module.name}.py has two methods; give each its own file"
+                    )
                 found[value.name()] = value
     return found
 
@@ -240,7 +255,7 @@ def create(name: str, parameters: Mapping[str, str]) -> Method:
     values: dict[str, Any] = {}
     for key, text in {**defaults, **parameters}.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
+            near = ["scale"] if key == "lambda" else difflib.get_close_matches(key, known, 1)
             meant = f"did you mean {near[0]}? " if near else ""
             raise UsageError(f"{cls.name()} has no parameter {key!r}; {meant}it has {', '.join(known)}")
         values[key] = _parse(f"{cls.name()}: {key}", known[key], text)

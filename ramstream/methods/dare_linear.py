@@ -30,7 +30,7 @@ class DareLinear(Method):
     rescale: bool = True
     """Whether kept deltas are divided by density, so that their expectation stays."""
     normalize: bool = False
-    """Whether the sum is divided by the weights that are in it."""
+    """Whether the sum is divided by the weights: here all of them, in dare-ties those that are in it."""
 
     random: ClassVar[bool] = True
 

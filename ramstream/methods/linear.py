@@ -50,14 +50,18 @@ class Linear(Method):
         """`Method.settings`; PlanError where weights that are to be normalised sum to 0, or so nearly that float32
         would make noise of it.
         """
+        import numpy as np
+
         values = super().settings(names, agents, model)
         weights = values["weight"]
         nothing = abs(weights.sum(axis=1)) <= 1e-6 * abs(weights).sum(axis=1)
+        with np.errstate(over="ignore"):
+            nothing |= ~np.isfinite(weights.astype(np.float32).sum(axis=1))
         if self.normalize and nothing.any():
             at = int(nothing.argmax())
             listed = ", ".join(f"{weight:g}" for weight in weights[at])
             raise PlanError(
-                f"linear: the weights of {names[at]}, {listed} (the base's first), sum to 0; "
-                "give weights with another sum, or normalize=false"
+                f"linear: the weights of {names[at]}, {listed} (the base's first), sum to 0, or to more than "
+                "float32 holds; give weights with another sum, or normalize=false"
             )
         return values

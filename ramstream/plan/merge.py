@@ -112,7 +112,9 @@ class MergePlan:
     def program(self) -> Program:
         """What the method does with each element. UsageError where a method of one's own cannot be followed."""
         try:
-            return trace(self.method, self.count.agents)
+            program = trace(self.method, self.count.agents)
+            _check_declared(self.method, program)
+            return program
         except RamstreamError:
             raise
         except Exception as error:
@@ -123,7 +125,24 @@ class MergePlan:
     def settings(self) -> Mapping[str, NDArray[np.float64]]:
         """`Method.settings` of the merged tensors. PlanError where a parameter does not fit."""
         names, others = ([t.name for t in group] for group in (self.count.merged, self.count.copied))
-        return self.method.settings(names, self.count.agents, others)
+        found = self.method.settings(names, self.count.agents, others)
+        for key in dict.fromkeys(name for name, _ in self.program.columns if name in found):
+            self._check_range(key, found[key])
+        return found
+
+    def _check_range(self, key: str, values: NDArray[np.float64]) -> None:
+        """PlanError for a number that the width of a tensor's arithmetic cannot hold."""
+        import numpy as np
+
+        narrow = values[[not tensor.wide for tensor in self.count.merged]]
+        with np.errstate(over="ignore"):
+            rounded = narrow.astype(np.float32)
+        lost = ~np.isfinite(rounded) | ((rounded == 0) & (narrow != 0))
+        if lost.any():
+            raise PlanError(
+                f"{self.method.name()}: {key} is {narrow[lost][0]:g}, which is beyond what float32 holds; the "
+                "arithmetic is float32"
+            )
 
     @property
     def seed(self) -> int:
@@ -185,6 +204,22 @@ def plan_output(
     )
     _ = plan.settings  # refuses what does not fit
     return plan
+
+
+def _check_declared(method: Method, program: Program) -> None:
+    """UsageError where a method's merge uses what its class does not ask for."""
+    used = {name for name, _ in program.columns}
+    for what, uses, asked in (
+        ("draws", program.random, method.random and hasattr(method, "seed")),
+        ("thresholds", "thresholds" in used, bool(method.quantile) and hasattr(method, "scope")),
+        ("lambdas", "lambdas" in used, method.rescales),
+    ):
+        if uses and not asked:
+            wanted = {"draws": "random", "thresholds": "quantile", "lambdas": "rescales"}[what]
+            raise UsageError(
+                f"{method.name()}: its merge uses block.{what}; set the class variable {wanted}, with the "
+                "parameters that its description names"
+            )
 
 
 def _output_dtype(tensor: PlannedTensor, dtype: Dtype | None) -> str:
