@@ -8,16 +8,21 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ramstream import durable
 from ramstream.checkpoint.endings import INDEX_SUFFIX, OTHER_WEIGHTS, deciding_index
+from ramstream.checkpoint.safetensors import read_regular
+from ramstream.checkpoint.wording import shown
 from ramstream.errors import CheckpointError, IntegrityError
 from ramstream.plan import SideFile
 from ramstream.types import Dtype, config_name
 
 SIDE_FILE_LIMIT = 64 << 20
+_MOST_FOLDERS = 1000
+"""Below a checkpoint; links may make endlessly many of a few."""
 RECORD = "ramstream.json"
 _QUANTIZATION = "quantization_config"
 CARD = "README.md"
@@ -34,25 +39,29 @@ def collect(folder: Path, weights: Collection[str]) -> tuple[list[SideFile], lis
     files: list[SideFile] = []
     left: list[str] = []
     above = frozenset(os.fspath(path) for path in (folder.resolve(), *folder.resolve().parents))
-    names = list(_walk(folder, "", above))
+    names = list(_walk(folder, "", above, count(1)))
     index = deciding_index([name for name in names if "/" not in name])
     for relative in names:
         if relative in weights or relative == index:
             continue
         why = _left_behind(folder / relative, relative)
         if why:
-            left.append(f"{relative} ({why})")
+            left.append(f"{shown(relative)} ({why})")
         else:
             data = read(folder / relative)
             files.append(SideFile(relative, len(data), hashlib.sha256(data).hexdigest()))
     return files, left
 
 
-def _walk(folder: Path, below: str, above: frozenset[str]) -> Iterator[str]:
+def _walk(folder: Path, below: str, above: frozenset[str], entered: Iterator[int]) -> Iterator[str]:
     """Relative paths of all files, links followed; one of a folder that is not entered ends in a slash.
 
-    `above` are the real folders that `below` lies in.
+    `above` are the real folders that `below` lies in, `entered` counts the folders.
     """
+    if next(entered) > _MOST_FOLDERS:
+        raise CheckpointError(
+            f"{folder}: holds more than {_MOST_FOLDERS:,} folders, links followed; take some out"
+        )
     try:
         names = sorted(os.listdir(folder / below))
     except OSError as error:
@@ -65,7 +74,7 @@ def _walk(folder: Path, below: str, above: frozenset[str]) -> Iterator[str]:
         elif name.startswith(".") or real in above:
             yield f"{below}{name}/"
         else:
-            yield from _walk(folder, f"{below}{name}/", above | {real})
+            yield from _walk(folder, f"{below}{name}/", above | {real}, entered)
 
 
 def _left_behind(path: Path, relative: str) -> str:
@@ -88,11 +97,13 @@ def _left_behind(path: Path, relative: str) -> str:
 
 
 def read(path: Path) -> bytes:
-    """All bytes of a side file; CheckpointError where it cannot be read."""
+    """All bytes of a side file; CheckpointError where it cannot be read, is no file, or is too large for one."""
     try:
-        return path.read_bytes()
+        return read_regular(path, SIDE_FILE_LIMIT)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+        raise CheckpointError(f"{shown(str(path))}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise CheckpointError(f"{shown(str(path))}: {error}") from error
 
 
 def write_side_files(
@@ -205,8 +216,8 @@ def _after_space(text: str, position: int) -> int:
 def licence(folder: Path) -> list[str]:
     """The licence lines of the base's model card, as they stand in its front matter."""
     try:
-        text = (folder / CARD).read_text(errors="replace")
-    except OSError:
+        text = read(folder / CARD).decode(errors="replace")
+    except CheckpointError:
         return []
     parts = re.match(r"---\r?\n(.*?)\r?\n---", text, re.DOTALL)
     lines = parts.group(1).splitlines() if parts else []

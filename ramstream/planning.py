@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from ramstream import folder
 from ramstream.checkpoint import Checkpoint
 from ramstream.checkpoint.endings import INDEX
 from ramstream.checkpoint.reader import open_reader
-from ramstream.errors import PlanError
+from ramstream.checkpoint.wording import listed
+from ramstream.errors import CheckpointError, PlanError
 from ramstream.methods import Method
 from ramstream.plan import CountPlan, MatchOptions, MergePlan, plan_count, plan_output
 from ramstream.settings import Setting
@@ -119,18 +119,21 @@ def _tokenizer_notes(base: Checkpoint, agents: Sequence[Checkpoint]) -> Iterator
             if _content(base.folder / name) != _content(agent.folder / name)
         ]
         if differing:
-            yield f"{agent.label}: {', '.join(differing)} differs from the base's; the output has the base's"
+            yield f"{agent.label}: {listed(differing, 20)} differs from the base's; the output has the base's"
         (ours, _), (theirs, places) = _chat_templates(base.folder), _chat_templates(agent.folder)
         if theirs and theirs != ours:
-            text = f"{agent.label}: the chat template ({', '.join(places)})"
+            text = f"{agent.label}: the chat template ({listed(places)})"
             yield f"{text} differs from the base's; the output has the base's" + ("" if ours else ", none")
 
 
 def _content(path: Path) -> Any:
     """What two files are compared by: their bytes' digest; a tokenizer's config without its chat template."""
+    size = path.stat().st_size
+    if size > folder.SIDE_FILE_LIMIT:
+        return size
     data = folder.read(path)
     if path.name == "tokenizer_config.json":
-        with suppress(ValueError, AttributeError):
+        with suppress(ValueError, AttributeError, RecursionError):
             return {key: value for key, value in json.loads(data).items() if key != "chat_template"}
     return hashlib.sha256(data).hexdigest()
 
@@ -141,8 +144,8 @@ def _chat_templates(where: Path) -> tuple[dict[str, str], list[str]]:
     places: list[str] = []
     for place in ("tokenizer_config.json", "chat_template.json"):
         value = None
-        with suppress(OSError, ValueError, AttributeError):
-            value = json.loads((where / place).read_bytes()).get("chat_template")
+        with suppress(CheckpointError, ValueError, AttributeError, RecursionError):
+            value = json.loads(folder.read(where / place)).get("chat_template")
         for entry in value if isinstance(value, list) else [{"name": "default", "template": value}]:
             if isinstance(entry, dict) and isinstance(entry.get("template"), str):
                 templates[str(entry.get("name"))] = entry["template"].rstrip("\n")
@@ -150,8 +153,8 @@ def _chat_templates(where: Path) -> tuple[dict[str, str], list[str]]:
     for path in sorted(
         (*where.glob("chat_template.jinja"), *where.glob("additional_chat_templates/*.jinja"))
     ):
-        with suppress(OSError, ValueError):
+        with suppress(CheckpointError, ValueError):
             name = "default" if path.parent == where else path.stem
-            templates[name] = path.read_text(encoding="utf-8").rstrip("\n")
+            templates[name] = folder.read(path).decode().rstrip("\n")
             places.append(path.relative_to(where).as_posix())
     return templates, list(dict.fromkeys(places))

@@ -599,6 +599,12 @@ def test_failed_download_says_what_was_tried(hub) -> None:
     )
 
 
+def test_what_a_server_replies_is_shown_without_control_characters(hub) -> None:
+    hub(remote=ConnectionError("\x1b[2J no route"))
+    with pytest.raises(CheckpointError, match=r"the download failed: '\\x1b\[2J no route'"):
+        Checkpoint.open("org/name")
+
+
 def test_existing_path_is_never_a_hub_id(hub, folder: Path) -> None:
     hostile.good(folder / "model.safetensors")
     fake = hub()

@@ -127,7 +127,8 @@ def state_dicts(draw: st.DrawFn) -> dict[str, torch.Tensor]:
                 view = torch.nn.Parameter(view, requires_grad=False)
             if kind == "attribute":
                 view.sequence_parallel = True
-            entries[draw(st.text(st.characters(codec="utf-8"), max_size=6)) + str(len(entries))] = view
+            words = st.text(st.characters(codec="utf-8"), max_size=6).filter(str.isprintable)
+            entries[draw(words) + str(len(entries))] = view
     return entries
 
 
@@ -559,7 +560,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "name of safetensors' own": (_of(__metadata__=lambda: torch.ones(1)), "__metadata__: is no name"),
     "half a surrogate": (
         _saved(lambda: {"\ud800": torch.ones(2)}),
-        "no name that a safetensors file can hold",
+        "the name is no valid Unicode; rename it",
     ),
     "name twice": (_pickle(dumps(_Twice())), "w: occurs 2 times"),
     # its tensors

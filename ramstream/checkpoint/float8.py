@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ramstream.checkpoint.wording import listed, shown
+from ramstream.checkpoint.wording import at_most, listed, shown
 from ramstream.types import Dtype, Scaled, TensorInfo
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _STORED = (Dtype.F8_E4M3.name, Dtype.F8_E5M2.name)
 _EXPONENT = "F8_E8M0"
 _SCALE_ITEMSIZE = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, _EXPONENT: 1}
 _USUAL_BLOCK = 128
+_MOST_PROBLEMS = 50
 
 _WEIGHT_OF = re.compile(r"(.+)_scale_inv|((?:.*\.)?weight)_scale|((?:.*\.)?)qscale_weight")
 """Names that say they are a weight's scale; `x_scale` and `x.scale` are one only beside a float8 `x`."""
@@ -88,10 +89,11 @@ class _Problems:
 
     def lines(self, label: str) -> list[str]:
         """A line for everything that is wrong."""
-        return [
+        lines = [
             ": ".join([label, *([listed(names)] if names else []), what])
             for what, names in self._names.items()
         ]
+        return at_most(lines, _MOST_PROBLEMS, label)
 
 
 @dataclass(frozen=True)

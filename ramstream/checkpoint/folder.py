@@ -23,7 +23,7 @@ from ramstream.errors import CheckpointError
 from ramstream.types import TensorInfo
 
 _LARGEST_JSON = 200_000_000
-_MOST_FAULTS = 1000
+_MOST_FAULTS = 500
 """Files of an index that are looked for in vain; there are models of hundreds."""
 
 _INSTEAD = (

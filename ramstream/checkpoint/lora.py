@@ -14,7 +14,7 @@ from typing import Any
 
 from ramstream.checkpoint.endings import ADAPTER_CONFIG
 from ramstream.checkpoint.patterns import Patterns
-from ramstream.checkpoint.wording import listed, shown
+from ramstream.checkpoint.wording import at_most, listed, shown
 from ramstream.types import LowRank, TensorInfo
 
 PREFIX = "base_model.model."
@@ -49,6 +49,7 @@ _NO_VARIANTS = {
 _INITS = {"none", "true", "false", "gaussian", "eva", "orthogonal", "mica"}
 """Initialisations that leave the base as it is; PiSSA, OLoRA and their like subtract from it."""
 _DTYPES = ("F32", "BF16", "F16")
+_MOST_PROBLEMS = 50
 _LARGEST = float.fromhex("0x1.fffffep127")
 """Of float32."""
 
@@ -102,10 +103,11 @@ class _Problems:
         self._names.setdefault((info.file, what), []).append(info.name)
 
     def lines(self) -> list[str]:
-        return [
+        lines = [
             f"{self._label}/{file}: {listed(names)}: {what}" if names else f"{self._label}/{file}: {what}"
             for (file, what), names in self._names.items()
         ]
+        return at_most(lines, _MOST_PROBLEMS, self._label)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ramstream.checkpoint.lora import adapter_tensors
 from ramstream.checkpoint.refused import refusals
 from ramstream.checkpoint.safetensors import WeightFile
 from ramstream.checkpoint.torchbin import reader_of
-from ramstream.checkpoint.wording import shown
+from ramstream.checkpoint.wording import at_most, shown
 from ramstream.errors import CheckpointError, IntegrityError
 from ramstream.types import TensorInfo
 
@@ -168,9 +168,7 @@ def _open(source: str | Path, label: str) -> Checkpoint:
 def _lines(problems: Sequence[str], label: str) -> str:
     """A line for each problem, as many as anyone reads."""
     lines = [line for problem in problems for line in problem.splitlines()]
-    if len(lines) > _MOST_PROBLEMS:
-        lines[_MOST_PROBLEMS:] = [f"{label}: has {len(lines) - _MOST_PROBLEMS:,} more problems"]
-    return "\n".join(lines)
+    return "\n".join(at_most(lines, _MOST_PROBLEMS, label))
 
 
 def _side_json(folder: Path, name: str, label: str, problems: list[str]) -> Mapping[str, Any] | None:

@@ -22,7 +22,7 @@ _CLASS = re.compile(r"\[\^?\]?(?:[^\]\\]|\\.)*\]", re.DOTALL)
 _MOST_STATES = 20_000
 """Of the automaton of one pattern."""
 _MOST_AUTOMATA = 1_000
-_MOST_STEPS = 50_000_000
+_MOST_STEPS = 20_000_000
 """What all matching together may take: a step is about a letter of a name and a pattern."""
 _MISS = 20
 """Steps that a new move of an automaton counts for, a state."""

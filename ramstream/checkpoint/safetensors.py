@@ -17,7 +17,7 @@ from typing import Any
 
 from ramstream.checkpoint.sniff import HEAD, looks_like
 from ramstream.checkpoint.strict import parse_object
-from ramstream.checkpoint.wording import shown
+from ramstream.checkpoint.wording import listed, shown
 from ramstream.errors import CheckpointError
 from ramstream.types import ITEMSIZE, TensorInfo
 
@@ -31,6 +31,8 @@ _MOST_LETTERS = 4096
 _DTYPE = re.compile(r"\w{1,32}", re.ASCII)
 
 _MOST_PROBLEMS = 20
+MOST_LOOKED_AT = 1000
+"""Wrong tensors of a file; a file with more is wrong as a whole."""
 _LARGEST = (1 << 63) - 1
 _TRUNCATED = "it is truncated, download it again"
 
@@ -150,6 +152,8 @@ def _parse(header: bytes, size: int, file: str) -> tuple[list[TensorInfo], list[
             tensors.append(_tensor(name, entry, file, start))
         except ValueError as error:
             problems.append(f"{shown(name)}: {error}")
+        if len(problems) == MOST_LOOKED_AT:
+            break
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
     if not problems:
         problems = _layout_problems(tensors, start, size)
@@ -177,6 +181,9 @@ def _tensor(name: str, entry: object, file: str, start: int) -> TensorInfo:
     absent = [key for key in ("dtype", "shape", "data_offsets") if key not in entry]
     if absent:
         raise ValueError(f"the header lacks its {', '.join(absent)}")
+    if len(entry) > 3:
+        more = listed([key for key in entry if key not in ("dtype", "shape", "data_offsets")])
+        raise ValueError(f"the header says more of it than is known, {more}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype):
         raise ValueError(f"dtype is {shown(dtype)}, not a name")

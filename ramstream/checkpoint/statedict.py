@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ramstream.checkpoint.archive import Member
 from ramstream.checkpoint.pickled import Call, Global, Persistent, Table
-from ramstream.checkpoint.safetensors import MOST_DIMENSIONS, name_fault
+from ramstream.checkpoint.safetensors import MOST_DIMENSIONS, MOST_LOOKED_AT, name_fault
 from ramstream.checkpoint.wording import listed, shown
 from ramstream.types import ITEMSIZE, Dtype, Strided, TensorInfo, config_name
 
@@ -72,15 +72,18 @@ def tensors_of(
     """
     tensors, problems = [], []
     pairs = _pairs(value)
+    stored = _Storages(storages)
     for name, entry in pairs:
-        if not isinstance(name, str):
+        if type(name) is not str:
             problems.append(f"{_shown_key(name)}: its name is {_kind(name)}, not text; {ALONE}")
-            continue
-        try:
-            tensors.append(_tensor(name, entry, storages, file))
-        except ValueError as error:
-            problems.append(f"{shown(name)}: {error}")
-    times = Counter(name for name, _ in pairs if isinstance(name, str))
+        else:
+            try:
+                tensors.append(_tensor(name, entry, stored, file))
+            except ValueError as error:
+                problems.append(f"{shown(name)}: {error}")
+        if len(problems) == MOST_LOOKED_AT:
+            break
+    times = Counter(name for name, _ in pairs if type(name) is str)
     problems += [f"{shown(name)}: occurs {n} times; {_DAMAGED}" for name, n in times.items() if n > 1]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
     return tensors, problems
@@ -133,14 +136,14 @@ class _View(NamedTuple):
     """None where the storage has it."""
 
 
-def _tensor(name: str, value: object, storages: Mapping[str, Member], file: str) -> TensorInfo:
+def _tensor(name: str, value: object, storages: _Storages, file: str) -> TensorInfo:
     """One entry of the state dict; ValueError says what is wrong with it."""
     if name == "__metadata__":
         raise ValueError("is no name that a safetensors file can hold; rename it")
     if fault := name_fault(name):
         raise ValueError(f"{fault}; rename it")
     view = _view(value)
-    dtype, at = _storage(view, storages)
+    dtype, at = storages.of(view)
     offset, shape, strides = view.offset, view.shape, view.strides
     numbers = (offset, *shape, *strides) if type(shape) is type(strides) is tuple else (None,)
     if not all(type(n) is int and 0 <= n <= _LARGEST for n in numbers) or len(shape) != len(strides):
@@ -191,28 +194,40 @@ def _view(value: object) -> _View:
     return _View(storage, offset, shape, strides, dtype)
 
 
-def _storage(view: _View, storages: Mapping[str, Member]) -> tuple[str, Member]:
-    """The dtype of a view and the place of its storage; ValueError where either is not known or too small."""
-    match view.storage:
-        case Persistent(("storage", Global() as kind, str() as key, _, int() as items)) if (
-            0 <= items <= _LARGEST
-        ):
-            stored = _STORAGES.get(kind.rpartition(".")[2])
-        case _:
-            raise ValueError(f"names no storage; {_DAMAGED}")
-    named = kind if view.dtype is None else view.dtype
-    dtype = stored if named is kind else _DTYPES.get(named.removeprefix("torch."))
-    if dtype is None or stored is None:
-        raise ValueError(f"is of {shown(named)}, which ramstream does not know; save it as another dtype")
-    at = storages.get(key)
-    if at is None:
-        raise ValueError(f"its storage data/{shown(key)} is not in the archive; {_DAMAGED}")
-    if items * ITEMSIZE[stored] > at.size:
-        raise ValueError(
-            f"its storage should have {items:,} items of {stored}, data/{shown(key)} has {at.size:,} bytes; "
-            f"{_DAMAGED}"
-        )
-    return dtype, at
+class _Storages:
+    """Where the storages lie, and what the tensors say about them."""
+
+    def __init__(self, members: Mapping[str, Member]) -> None:
+        self._members = members
+        self._said: dict[str, tuple[str, int]] = {}
+        """Dtype and items of each, as the first tensor in it says."""
+
+    def of(self, view: _View) -> tuple[str, Member]:
+        """The dtype of a view and the place of its storage; ValueError where it is not known, or not as it says."""
+        match view.storage:
+            case Persistent(("storage", Global() as kind, str() as key, _, int() as items)) if (
+                0 <= items <= _LARGEST and type(key) is str
+            ):
+                stored = _STORAGES.get(kind.rpartition(".")[2])
+            case _:
+                raise ValueError(f"names no storage; {_DAMAGED}")
+        named = kind if view.dtype is None else view.dtype
+        dtype = stored if named is kind else _DTYPES.get(named.removeprefix("torch."))
+        if dtype is None or stored is None:
+            raise ValueError(f"is of {shown(named)}, which ramstream does not know; save it as another dtype")
+        at = self._members.get(key)
+        if at is None:
+            raise ValueError(f"its storage data/{shown(key)} is not in the archive; {_DAMAGED}")
+        if items * ITEMSIZE[stored] > at.size:
+            raise ValueError(
+                f"its storage should have {items:,} items of {stored}, data/{shown(key)} has {at.size:,} bytes; "
+                f"{_DAMAGED}"
+            )
+        if self._said.setdefault(key, (stored, items)) != (stored, items):
+            raise ValueError(
+                f"its storage data/{shown(key)} is of another kind for another tensor; {_DAMAGED}"
+            )
+        return dtype, at
 
 
 def _recipe(shape: tuple[int, ...], strides: tuple[int, ...]) -> Strided | None:

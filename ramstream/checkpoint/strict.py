@@ -9,12 +9,12 @@ from ramstream.checkpoint.wording import shown
 
 _KINDS = {list: "array", str: "string", bool: "boolean", type(None): "null"}
 _MOST_DIGITS = 1000
-_MOST_VALUES = 5_000_000
+_MOST_VALUES = 4_000_000
 """Values of a text, counted by its commas and opening brackets: Python takes up to 250 bytes for one of 3 bytes."""
 
 
 def parse_object(data: bytes, lenient: bool = False) -> dict[str, Any]:
-    """The JSON object in `data`, UTF-8, of at most five million values.
+    """The JSON object in `data`, UTF-8, of at most four million values.
 
     Strict refuses a key that occurs twice and NaN or Infinity; `lenient` takes them as Python does, for
     `config.json`, which we only look into. ValueError says what is wrong.
@@ -30,9 +30,7 @@ def parse_object(data: bytes, lenient: bool = False) -> dict[str, Any]:
         if lenient:
             value = json.loads(text, parse_int=_integer)
         else:
-            value = json.loads(
-                text, parse_int=_integer, object_pairs_hook=_unique, parse_constant=_no_constant
-            )
+            value = json.loads(text, parse_int=_size, object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError:
         raise ValueError("is JSON nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -56,6 +54,13 @@ def _integer(text: str) -> int:
     if len(text) > _MOST_DIGITS:
         raise ValueError(f"holds an integer of {len(text):,} digits")
     return int(text)
+
+
+def _size(text: str) -> int:
+    """safetensors takes -0 for a fraction, Python for 0."""
+    if text == "-0":
+        raise ValueError("holds -0")
+    return _integer(text)
 
 
 def _no_constant(text: str) -> NoReturn:

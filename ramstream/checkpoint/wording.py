@@ -25,5 +25,11 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     return text if len(names) <= most else f"{text} and {len(names) - most:,} more"
 
 
+def at_most(lines: Sequence[str], most: int, label: str) -> list[str]:
+    """The first `most` lines about `label`, and one that says how many more there are."""
+    more = len(lines) - most
+    return [*lines[:most], *([f"{label}: has {more:,} more problems"] if more > 0 else [])]
+
+
 def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"

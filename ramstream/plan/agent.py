@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ramstream.plan.names import Remarks, has_vocabulary_rows, list_names, tied_partner
+from ramstream.plan.names import Remarks, Tied, has_vocabulary_rows, list_names
 from ramstream.plan.prefixes import hints, renamed
 from ramstream.types import Dtype, LowRank, Scaled, Strided, TensorInfo
 
@@ -31,6 +31,8 @@ class Agent:
             new: info if new == old else replace(info, name=new)
             for (new, old), info in zip(self.stored.items(), checkpoint.tensors.values(), strict=True)
         }
+        self._partners = Tied(self.tensors.values())
+        self._base_partners = Tied(base.tensors.values())
         self.problems: list[str] = []
         self.notes: list[str] = []
         self._absent: list[TensorInfo] = []
@@ -47,7 +49,7 @@ class Agent:
         """The agent's tensor of that name, or the one it is tied to."""
         found = self.tensors.get(info.name)
         if found is None:
-            partner = tied_partner(self.tensors, info)
+            partner = self._partners.partner(info)
             if partner is not None and self._ties(info):
                 if self.checkpoint.adapter and partner.recipe is None:
                     self._refuse_untied(info, partner)
@@ -62,7 +64,7 @@ class Agent:
 
     def _refuse_untied(self, info: TensorInfo, found: TensorInfo) -> None:
         """An adapter that holds one of two tied tensors whole (PEFT's modules_to_save) has untied them."""
-        partner = tied_partner(self.tensors, info)
+        partner = self._partners.partner(info)
         if partner is not None and partner is not found and self._same(self.checkpoint, found, partner):
             return
         if has_vocabulary_rows(info.name) and _ties_embeddings(self.base):
@@ -146,7 +148,7 @@ class Agent:
             flag = _tie_flag(checkpoint)
             if flag is not None:
                 return flag
-        partner = tied_partner(self.base.tensors, info)
+        partner = self._base_partners.partner(info)
         return partner is None or self._same(self.base, info, partner)
 
     def _is_vocabulary(self, info: TensorInfo, found: TensorInfo) -> bool:
@@ -169,7 +171,7 @@ class Agent:
             if self._is_copy(info):
                 self.notes.append(f"{self.label}: {info.name} is PEFT's copy of the base's and is not read")
                 continue
-            partner = tied_partner(self.tensors, info)
+            partner = self._partners.partner(info)
             untied = partner is None or partner.name not in self.base.tensors or _tie_flag(self.base) is False
             if untied or partner is None or self._same_bytes is None:
                 extra.append(info)
@@ -237,9 +239,10 @@ def _ties_embeddings(base: Checkpoint) -> bool:
     flag = _tie_flag(base)
     if flag is not None:
         return flag
-    names = (base.config or {}).get("architectures") or []
+    names = (base.config or {}).get("architectures")
     generates = any(
-        str(name).endswith(("CausalLM", "ConditionalGeneration", "LMHeadModel")) for name in names
+        str(name).endswith(("CausalLM", "ConditionalGeneration", "LMHeadModel"))
+        for name in (names if isinstance(names, list) else [])
     )
     return generates and sum(map(has_vocabulary_rows, base.tensors)) == 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from ramstream.checkpoint.wording import shown
 from ramstream.types import TensorInfo
@@ -23,19 +23,26 @@ def has_vocabulary_rows(name: str) -> bool:
     return bool(_HEAD.fullmatch(name) or _EMBEDDING.fullmatch(name))
 
 
-def tied_partner(tensors: Mapping[str, TensorInfo], info: TensorInfo) -> TensorInfo | None:
-    """The embedding that an output head may be tied to, or the head of an embedding; None unless it is one.
+class Tied:
+    """The output heads and embeddings of a checkpoint, each of which may be tied to one of the others."""
 
-    `tensors` are those of the checkpoint to look in; a partner's rows are as long as those of `info`.
-    """
-    if _HEAD.fullmatch(info.name):
-        wanted = _EMBEDDING
-    elif _EMBEDDING.fullmatch(info.name):
-        wanted = _HEAD
-    else:
-        return None
-    found = [t for t in tensors.values() if wanted.fullmatch(t.name) and t.shape[1:] == info.shape[1:]]
-    return found[0] if len(found) == 1 else None
+    def __init__(self, tensors: Iterable[TensorInfo]) -> None:
+        self._found: dict[tuple[bool, tuple[int, ...]], list[TensorInfo]] = {}
+        """By whether they are heads, and the shape of a row."""
+        for info in tensors:
+            if has_vocabulary_rows(info.name):
+                self._found.setdefault((_is_head(info.name), info.shape[1:]), []).append(info)
+
+    def partner(self, info: TensorInfo) -> TensorInfo | None:
+        """The embedding of a head, or the head of an embedding, with rows as long; None unless it is one."""
+        if not has_vocabulary_rows(info.name):
+            return None
+        found = self._found.get((not _is_head(info.name), info.shape[1:]), [])
+        return found[0] if len(found) == 1 else None
+
+
+def _is_head(name: str) -> bool:
+    return _HEAD.fullmatch(name) is not None
 
 
 def name_pattern(name: str) -> str:
