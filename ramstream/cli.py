@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
@@ -23,12 +24,12 @@ _STOPPED = "stopped; the same command goes on from here"
 
 def main() -> NoReturn:
     """Run `ramstream`; every error a user can cause is one message and its exit code, never a traceback."""
-    signal.signal(signal.SIGTERM, _terminated)
     gc.set_threshold(100_000)  # loading numba and zarr takes a fifth longer with the collector's usual zeal
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # nothing here uses it, and its threads would spin
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no λ shows a question mark
+    signal.signal(signal.SIGTERM, _terminated)  # now that there is something it can write to
     try:
         sys.exit(cli(standalone_mode=False) or 0)
     except click.ClickException as error:
@@ -41,13 +42,19 @@ def main() -> NoReturn:
         click.echo(f"error: {error.filename or 'input/output'}: {error.strerror or error}", err=True)
         sys.exit(1)
     except (KeyboardInterrupt, click.Abort):
-        click.echo(_STOPPED, err=True)
-        sys.exit(130)
+        _stop(130)
 
 
 def _terminated(*_: object) -> NoReturn:
+    _stop(143)
+
+
+def _stop(status: int) -> NoReturn:
+    """Say that the run was stopped, and end it; what it interrupted in libraries goes in silence."""
+    warnings.simplefilter("ignore")
+    sys.unraisablehook = lambda _: None
     click.echo(_STOPPED, err=True)
-    sys.exit(143)
+    sys.exit(status)
 
 
 def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -80,6 +87,9 @@ _resources = _options(
     click.option("--workers", type=int, metavar="N", help="Worker threads, by default one a core."),
     click.option("--io", type=click.Choice(["pread", "mmap"]), default="pread", show_default=True,
                  help="How checkpoints are read: into reused buffers, or as mappings."),
+    click.option("--scheduler", metavar="ADDRESS",
+                 help="A dask scheduler, tcp://HOST:PORT, whose workers do the work on files that all hosts share; "
+                 "--memory is for each of their processes, --workers for all their threads."),
 )  # fmt: skip
 
 _parameters = click.option(
@@ -90,7 +100,7 @@ _parameters = click.option(
     help="A parameter of the method, see `ramstream methods METHOD`; repeatable.",
 )
 _strength = _options(
-    click.option("--scale", type=float, metavar="X", help="Multiply the merged delta by X; as -p scale=X."),
+    click.option("--scale", metavar="X", help="Multiply the merged delta by X; as -p scale=X."),
     click.option("--max-norm", type=click.Choice(["none", "largest", "mean"]),
                  help="Bound the merged delta's norm by that of the agents' deltas; as -p max_norm=."),
     click.option("--norm-scope", type=click.Choice(["model", "tensor"]),
@@ -142,7 +152,10 @@ def cli() -> None:
 @click.option("--dry-run", is_flag=True, help="Print the plan and what it takes; merge nothing.")
 @_resources
 @click.option(
-    "--device", default="auto", show_default=True, help="auto, cpu, cuda:N, or cpu:torch for the torch form."
+    "--device",
+    default="auto",
+    show_default=True,
+    help="auto, cpu, cuda:N, cuda:all for every GPU in turn, or cpu:torch for the torch form.",
 )
 @_json
 @_loudness

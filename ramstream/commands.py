@@ -64,7 +64,13 @@ def _match_options(options: dict[str, Any]) -> MatchOptions:
 def _limits(options: dict[str, Any]) -> Limits:
     from ramstream.engine.limits import Limits
 
-    return Limits(options["memory"], options["workers"], options.get("device", "cpu"), options["io"])
+    return Limits(
+        options["memory"],
+        options["workers"],
+        options.get("device", "cpu"),
+        options["io"],
+        options["scheduler"],
+    )
 
 
 def recipe_from(targets: Sequence[str], options: dict[str, Any], given: Collection[str]) -> Recipe:
@@ -146,7 +152,8 @@ def run_merge(plan: MergePlan, out: Path, limits: Limits, options: dict[str, Any
     from ramstream.engine.ahead import head_start
     from ramstream.engine.place import Place
 
-    if Place.of(out).is_fresh and not (options["store"] and options["store"].exists()):
+    local = limits.scheduler is None
+    if local and Place.of(out).is_fresh and not (options["store"] and options["store"].exists()):
         head_start(plan.count)
     from ramstream.console import progress
     from ramstream.engine.merging import merge
@@ -177,7 +184,8 @@ def stats_from(targets: Sequence[str], options: dict[str, Any]) -> dict[str, Any
 
     if len(targets) > 1:
         return _stats_of_checkpoints(targets, options)
-    if _match_options(options) != MatchOptions() or options["memory"] or options["workers"]:
+    resources = options["memory"] or options["workers"] or options["scheduler"]
+    if _match_options(options) != MatchOptions() or resources:
         raise UsageError(
             f"{targets[0]} answers for what it was counted with; options of counting go with a base and its agents"
         )

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ramstream.errors import DiskFullError, JournalError, PlanError
+from ramstream.errors import DiskFullError, JournalError, PlanError, RamstreamError
 
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 """What the system says where we may not write."""
@@ -59,6 +59,10 @@ class Disk:
         """Give a file or folder another name; a file that has it loses it."""
         source.rename(target)
 
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file one more name."""
+        os.link(source, target)
+
     def unlink(self, path: Path) -> None:
         """Take away a file's name."""
         os.unlink(path)
@@ -76,13 +80,24 @@ disk = Disk()
 """The one in use."""
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have an error of the system say which file it is about; one about a descriptor does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)
+        raise
+
+
 def sync(path: Path) -> None:
     """fsync one file or folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        disk.sync(descriptor)
-    finally:
-        os.close(descriptor)
+    with naming(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            disk.sync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def sync_tree(folder: Path) -> None:
@@ -148,14 +163,15 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> None:
 
 def write(path: Path, data: bytes | memoryview, early: bool = False) -> None:
     """Write a file anew, not yet on disk; with `early` on its way there (see `begin_writing`)."""
-    descriptor = disk.create(path)
-    try:
-        disk.truncate(descriptor, 0)
-        write_at(descriptor, memoryview(data), 0)
-        if early:
-            begin_writing(descriptor, 0, len(data))
-    finally:
-        os.close(descriptor)
+    with naming(path):
+        descriptor = disk.create(path)
+        try:
+            disk.truncate(descriptor, 0)
+            write_at(descriptor, memoryview(data), 0)
+            if early:
+                begin_writing(descriptor, 0, len(data))
+        finally:
+            os.close(descriptor)
 
 
 def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -233,14 +249,20 @@ def lock(path: Path, what: str, shared: bool = False) -> Iterator[Callable[[], N
     try:
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise PlanError(
+                    f"{path} cannot be locked: {error.strerror}; two runs could spoil each other there, choose a "
+                    "place on a file system that has locks"
+                ) from error
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
             raise JournalError(f"{what} is in use by {holder}; wait for it or stop it") from None
         if not _is_open(path, descriptor):
             # its holder removed it between our open and our lock, and a third may hold a new one
             raise JournalError(f"{what} was in use by a run that just ended; run the command again")
-        disk.truncate(descriptor, 0)
-        write_at(descriptor, memoryview(f"process {os.getpid()} on {socket.gethostname()}".encode()), 0)
+        with naming(path):
+            disk.truncate(descriptor, 0)
+            write_at(descriptor, memoryview(f"process {os.getpid()} on {socket.gethostname()}".encode()), 0)
         yield lambda: fcntl.flock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
@@ -291,13 +313,16 @@ def allow_many_files() -> None:
 
 @contextmanager
 def disk_full_is_an_error(where: Path) -> Iterator[None]:
-    """Turn ENOSPC and an exhausted quota into DiskFullError; what is on disk stays."""
+    """Turn ENOSPC and an exhausted quota into DiskFullError, other errors of the system into RamstreamError; what
+    is on disk stays.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise DiskFullError(
-                f"{error.filename or where}: {error.strerror}; free some space and run the same command again, "
-                "it goes on where it stopped"
-            ) from error
-        raise
+        kind, remedy = (
+            (DiskFullError, "free some space") if error.errno in _FULL else (RamstreamError, "mend that")
+        )
+        raise kind(
+            f"{error.filename or where}: {error.strerror or error}; {remedy} and run the same command again, "
+            "it goes on where it stopped"
+        ) from error

@@ -39,15 +39,19 @@ class Journal:
     def __init__(self, path: Path, survives: bool = True) -> None:
         self.path = path
         self._survives = survives
+        self._refused: OSError | None = None
         try:
             self._descriptor = durable.disk.create(path)
-            self.writable = True
         except OSError as error:
-            if error.errno not in durable.READ_ONLY:
+            if error.errno not in durable.READ_ONLY or not path.exists():
                 raise
-            self._descriptor = os.open(path, os.O_RDONLY)
-            self.writable = False
+            self._descriptor, self._refused = os.open(path, os.O_RDONLY), error
         self._end = 0
+
+    @property
+    def writable(self) -> bool:
+        """Whether lines can be appended."""
+        return self._refused is None
 
     def replay(self) -> Iterator[tuple[int, Line]]:
         """Every intact record with its position, in order; then the file ends after the last of them, on disk.
@@ -64,19 +68,23 @@ class Journal:
                 position += len(line)
         self._end = position
         if self.writable:
-            self._cut()
-            self._sync()
+            with durable.naming(self.path):
+                self._cut()
+                self._sync()
 
     def append(self, records: Sequence[Line]) -> list[int]:
         """Append records and return their positions; on return they are on disk."""
+        if self._refused is not None:
+            raise self._refused
         positions, lines, end = [], [], self._end
         for record in records:
             positions.append(end)
             lines.append(_line(record))
             end += len(lines[-1])
-        self._cut()  # what a full disk cut short, and could follow on these lines
-        write_at(self._descriptor, memoryview(b"".join(lines)), self._end)
-        self._sync()
+        with durable.naming(self.path):
+            self._cut()  # what a full disk cut short, and could follow on these lines
+            write_at(self._descriptor, memoryview(b"".join(lines)), self._end)
+            self._sync()
         self._end = end
         return positions
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -40,6 +41,8 @@ FORMAT = "ramstream overlap 3"
 BITS = "changed"
 JOURNAL = "journal.jsonl"
 LOCK = "lock"
+_NEW = ".new-"
+"""Between the name of a store and the number of the process that is making it."""
 
 
 class OverlapStore:
@@ -71,7 +74,20 @@ class OverlapStore:
     @classmethod
     def create(cls, path: Path, plan: CountPlan, bits: bool) -> OverlapStore:
         """Make an empty store for a plan, with or without room for the bits; it appears under its name whole."""
-        new = path.with_name(f"{path.name}.new-{os.getpid()}")
+        new = path.with_name(f"{path.name}{_NEW}{os.getpid()}")
+        try:
+            cls._begin(new, plan, bits)
+            durable.disk.rename(new, path)
+        except OSError:
+            if not path.exists():
+                raise
+            durable.remove(new)  # another run was quicker; whoever locks the store first uses it
+        durable.sync(path.parent)
+        return cls(path)
+
+    @staticmethod
+    def _begin(new: Path, plan: CountPlan, bits: bool) -> None:
+        """Make an empty store, on disk, under a name that nobody looks for."""
         durable.remove(new)
         attributes = {
             "format": FORMAT,
@@ -92,14 +108,6 @@ class OverlapStore:
             durable.write_tree(new / BITS, empty)
             durable.make_folders(new / BITS / "c" / "0")  # so that its name is on disk before any chunk
         durable.sync_tree(new)
-        try:
-            durable.disk.rename(new, path)
-        except OSError:
-            if not path.exists():
-                raise
-            durable.remove(new)  # another run was quicker; whoever locks the store first uses it
-        durable.sync(path.parent)
-        return cls(path)
 
     @classmethod
     def open_for(cls, path: Path, plan: CountPlan, bits: bool) -> OverlapStore:
@@ -110,9 +118,10 @@ class OverlapStore:
         if not path.exists():
             durable.make_folder(path.parent)
             cls.create(path, plan, bits)
-        for folder in (path, path.parent):
-            if os.access(folder, os.R_OK | os.W_OK):  # what a killed run named there may not be on disk yet
-                durable.sync(folder)
+        else:
+            for folder in (path, path.parent):
+                if os.access(folder, os.R_OK | os.W_OK):
+                    durable.sync(folder)  # what a killed run named there may not be on disk yet
         store = cls(path)
         store.refuse_other(plan, bits)
         return store
@@ -183,20 +192,22 @@ class OverlapStore:
         for name, values in arrays.items():
             durable.remove(self.path / name)
             durable.write_tree(self.path / name, _array(values.shape, values.dtype, values.shape, values))
+            durable.sync_tree(self.path / name)
         self.attributes |= {
             "complete": True,
             "found": list(found),
             "stored": list(stored) if self.has_bits else [],
             "tallies": xxhash.xxh3_64_hexdigest(tallies.tobytes()),
         }
-        self.check_bits()
-        for name in arrays:  # the chunks of the bits were fsynced before their grains were vouched for
-            durable.sync_tree(self.path / name)
+        self.check_bits()  # they were fsynced before their grains were vouched for
         durable.sync(self.path)
         metadata = self.path / "zarr.json"
         whole = json.loads(metadata.read_text())
         whole["attributes"] = self.attributes
         durable.write_whole(metadata, json.dumps(whole).encode())
+        for path in list(self.path.parent.iterdir()):
+            if re.fullmatch(rf"{re.escape(self.path.name + _NEW)}\d+", path.name):
+                durable.remove(path)  # of a run that was killed, or that was not as quick as this one
 
     def check_bits(self) -> None:
         """IntegrityError where the bits of a grain are not there: zarr reads a missing chunk as zeros."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from ramstream import folder
 from ramstream.checkpoint import Checkpoint
 from ramstream.checkpoint.endings import INDEX

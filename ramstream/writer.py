@@ -24,12 +24,13 @@ def create_files(folder: Path, outputs: Sequence[OutputFile]) -> None:
     for output in outputs:
         path = folder / output.name
         durable.make_folders(path.parent)
-        descriptor = durable.disk.create(path)
-        try:
-            _allocate(descriptor, output.size)
-            durable.write_at(descriptor, memoryview(output.header), 0)
-        finally:
-            os.close(descriptor)
+        with durable.naming(path):
+            descriptor = durable.disk.create(path)
+            try:
+                _allocate(descriptor, output.size)
+                durable.write_at(descriptor, memoryview(output.header), 0)
+            finally:
+                os.close(descriptor)
     durable.sync_tree(folder)
 
 
@@ -58,11 +59,13 @@ class RangeWriter:
     """Writes ranges of the output's files; one a worker."""
 
     def __init__(self, folder: Path, outputs: Sequence[OutputFile]) -> None:
-        self._files = durable.OpenFiles([folder / output.name for output in outputs], os.O_WRONLY)
+        self._paths = [folder / output.name for output in outputs]
+        self._files = durable.OpenFiles(self._paths, os.O_WRONLY)
 
     def write(self, file: int, offset: int, data: NDArray[np.uint8]) -> None:
         """Write all bytes of `data` at an absolute offset."""
-        durable.write_at(self._files.get(file), memoryview(data), offset)  # type: ignore[arg-type]
+        with durable.naming(self._paths[file]):
+            durable.write_at(self._files.get(file), memoryview(data), offset)  # type: ignore[arg-type]
 
     def hand_over(self, file: int, begin: int, end: int) -> None:
         """Have the system write bytes begin .. end to the disk now, while others are made."""

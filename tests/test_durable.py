@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import fcntl
 import os
@@ -11,9 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_architecture import PACKAGE, SOURCES
 
 from ramstream import durable
-from ramstream.errors import DiskFullError, JournalError, PlanError
+from ramstream.errors import DiskFullError, JournalError, PlanError, RamstreamError
+from ramstream.journal import Journal
 
 
 @pytest.fixture
@@ -121,9 +124,53 @@ def test_a_full_disk_is_one_of_our_errors(tmp_path: Path, number: int) -> None:
         raise OSError(number, os.strerror(number), "it")
 
 
-def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(PermissionError), durable.disk_full_is_an_error(tmp_path):
-        raise PermissionError(errno.EACCES, "no")
+class Full(durable.Disk):
+    """No file can be made."""
+
+    def create(self, path: Path) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def test_a_journal_that_finds_no_room_is_not_taken_for_one_that_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "disk", Full())
+    with pytest.raises(DiskFullError, match="journal: No space"), durable.disk_full_is_an_error(tmp_path):
+        Journal(tmp_path / "journal")
+
+
+def test_a_failed_append_leaves_nothing_that_could_follow_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "journal")
+
+    class Broken(durable.Disk):
+        def sync(self, descriptor: int) -> None:
+            raise OSError(errno.EIO, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "disk", Broken())
+        with pytest.raises(OSError, match="no"):
+            journal.append([{"unit": 1}, {"unit": 2}])
+    journal.append([{"unit": 3}])
+    journal.close()
+    assert [line for _, line in Journal(tmp_path / "journal").replay()] == [{"unit": 3}]
+
+
+def test_folders_are_on_disk_with_all_that_were_made_for_them(tmp_path: Path, acts: list[str]) -> None:
+    durable.make_folder(tmp_path / "a" / "b")
+    assert sorted(acts) == sorted([f"sync {tmp_path.name}", "sync a"])
+    acts.clear()
+    durable.make_folder(tmp_path / "a" / "b")
+    assert acts == ["sync a"]
+
+
+def test_other_errors_of_the_system_are_ours_too(tmp_path: Path) -> None:
+    message = (
+        r"^it: Permission denied; mend that and run the same command again, it goes on where it stopped$"
+    )
+    with pytest.raises(RamstreamError, match=message), durable.disk_full_is_an_error(tmp_path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "it")
 
 
 def test_a_lock_follows_the_umask(tmp_path: Path) -> None:
@@ -133,3 +180,95 @@ def test_a_lock_follows_the_umask(tmp_path: Path) -> None:
             assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
     finally:
         os.umask(mask)
+
+
+CHANGES = """
+mkdir makedirs mkdtemp mkstemp TemporaryDirectory NamedTemporaryFile TemporaryFile
+write_bytes write_text touch truncate ftruncate posix_fallocate fallocate pwrite pwritev writev sendfile
+copy_file_range tofile memmap save savez save_file copyfile copyfileobj copy2 copytree chmod chown utime
+unlink rmdir removedirs rmtree rename renames link symlink symlink_to hardlink_to
+fsync fdatasync sync_file_range LocalStore
+"""
+"""Names of functions that change a disk, whatever they are called on."""
+
+OF_MODULES = {
+    "os": {"remove", "replace", "write", "mknod", "mkfifo"},
+    "shutil": {"copy", "move"},
+    "zarr": {"save", "create", "create_array", "create_group", "open", "array", "zeros", "empty", "group"},
+}
+"""Names that other things have too."""
+
+EXEMPT = {Path("durable.py"), Path("kernels/jit.py"), Path("kernels/cores.py")}
+"""The seam, and the cache of compiled loops, which may be lost and belongs to no run."""
+
+
+def changes_beside_the_seam(source: str) -> list[str]:
+    """Calls in a source that change a disk and do not go through `durable`."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [ast.unparse(call) for call in calls if _changes(call)]
+
+
+def _changes(call: ast.Call) -> bool:
+    """Whether a call changes a disk beside the seam, or could."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    owner = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
+    if owner in ("durable", "durable.disk"):
+        return False
+    if name == "open" and owner == "os":
+        return ast.unparse(call.args[1]) != "os.O_RDONLY"
+    if name in ("open", "open_array", "open_group"):
+        words = [keyword.value for keyword in call.keywords if keyword.arg == "mode"]
+        if owner == "zarr":
+            return [ast.unparse(word) for word in words] != ["'r'"]
+        words += call.args[0 if owner else 1 :][:1]
+        said = [word.value if isinstance(word, ast.Constant) else None for word in words]
+        return any(word not in ("r", "rb") for word in said if word is not None or not owner)
+    if owner == "zarr" and any(ast.unparse(arg).startswith("MemoryStore(") for arg in call.args):
+        return False
+    return name in CHANGES.split() or name in OF_MODULES.get(owner, ())
+
+
+CHANGING = """
+open(p, 'w')
+open(p, mode='r+b')
+open(p, how)
+p.open('ab')
+os.open(p, os.O_RDWR | os.O_CREAT)
+os.replace(p, q)
+os.pwrite(d, b, 0)
+p.write_bytes(b'')
+p.unlink()
+p.mkdir()
+shutil.rmtree(p)
+zarr.create_array(p, shape=s)
+zarr.open_array(p, mode='r+')
+zarr.open_group(p)
+"""
+
+HARMLESS = """
+open(p)
+open(p, 'rb')
+p.open('rb', buffering=0)
+it.open()
+Checkpoint.open(p)
+os.open(p, os.O_RDONLY)
+text.replace(a, b)
+names.remove(n)
+durable.write(p, b'')
+durable.disk.rename(p, q)
+zarr.create_group(MemoryStore(files))
+zarr.open_array(p, mode='r')
+"""
+
+
+def test_calls_that_change_a_disk_are_told_from_others() -> None:
+    for call in CHANGING.strip().splitlines():
+        assert changes_beside_the_seam(f"def f():\n    return {call}") == [call]
+    assert changes_beside_the_seam(HARMLESS) == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_changes_a_disk_beside_the_seam(path: Path) -> None:
+    if path.relative_to(PACKAGE) not in EXEMPT:
+        assert changes_beside_the_seam(path.read_text()) == []

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from runs import Tensor, plan_of, random_bits, stopped, units, write_family
 
 from ramstream import Limits, cli, count, merge, overlap
-from ramstream.engine import ahead, forecast, passes, worker
+from ramstream.engine import ahead, forecast, passes, tasks, worker
 from ramstream.engine.events import Advanced, Event
+from ramstream.engine.limits import capacity
 from ramstream.engine.signals import held_back
-from ramstream.errors import IntegrityError, JournalError
+from ramstream.errors import IntegrityError, JournalError, RamstreamError
 from ramstream.plan import CountPlan, MatchOptions, MergePlan, Space
 from ramstream.types import GRAIN, Dtype
 
@@ -165,7 +166,7 @@ def test_a_forecast_follows_from_the_rates(
 
 def test_a_small_model_is_not_rehearsed(model: list[Path]) -> None:
     plan = plan_of(model)
-    found = forecast.capacity(Limits(), plan.count, plan)
+    found = capacity(Limits(), plan.count, plan)
     assert forecast._rehearsed(plan.count, found) == (forecast.RATE, forecast.RATE), (
         "three grains are too few"
     )
@@ -260,7 +261,7 @@ def test_nothing_is_vouched_for_after_an_fsync_that_failed(
 
     monkeypatch.setattr(passes.writer, "sync_files", sync_files)
     monkeypatch.setattr(passes, "BATCH_SECONDS", 0.0)
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(RamstreamError, match="Input/output"):
         merge(plan, out, Limits(workers=1))
     assert len(failed) == 1
     assert units(tmp_path / "out.ramstream" / "journal.jsonl") == 0
@@ -307,7 +308,7 @@ def test_a_rehearsal_counts_real_units_twice_and_writes_nothing(
     monkeypatch.setattr(worker.Worker, "do", noted)
     monkeypatch.setattr(Space, "units", 4)  # of which three have elements
     plan, before = plan_of(model), sorted(tmp_path.rglob("*"))
-    found = forecast.capacity(Limits(), plan.count, plan)
+    found = capacity(Limits(), plan.count, plan)
     first, again = forecast._rehearsed(plan.count, found)
     assert first > 0
     assert again > 0
@@ -345,8 +346,10 @@ def test_a_dry_run_refuses_what_an_unfinished_run_makes_impossible(model: list[P
 def test_a_worker_whose_task_failed_is_not_used_again(model: list[Path]) -> None:
     """Its kernels hold what the failed unit counted, which would be added to the next one's."""
     setup = worker.Setup(plan_of(model).count, "pread")
-    worker.run_task(setup, [worker.Work(0, True, False)])
-    assert worker._local.worker.setup is setup
+    tasks.run_task(setup, [worker.Work(0, True, False)])
+    assert len(tasks._workers[setup.token]._of) == 1
     with pytest.raises(IntegrityError, match="changed since it was counted"):
-        worker.run_task(setup, [worker.Work(0, False, False, expected=(1, 2, 3))])
-    assert not hasattr(worker._local, "worker")
+        tasks.run_task(setup, [worker.Work(0, False, False, expected=(1, 2, 3))])
+    assert not tasks._workers[setup.token]._of
+    tasks.release(setup.token)
+    assert setup.token not in tasks._workers

@@ -58,11 +58,12 @@ def run(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
 
 
 def exit_code() -> int:
-    before = signal.getsignal(signal.SIGTERM)
+    before, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
     try:
         with pytest.raises(SystemExit) as exited:
             cli.main()
     finally:
         signal.signal(signal.SIGTERM, before)
+        sys.unraisablehook = hook
     assert isinstance(exited.value.code, int)
     return exited.value.code

@@ -57,7 +57,7 @@ def test_workers_on_a_gpu_fit_what_is_free_there() -> None:
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:-1", "cpu:0", "", "mps"])
 def test_a_device_nobody_knows_is_refused(device: str) -> None:
-    with pytest.raises(PlanError, match="use auto, cpu, cuda:N or cpu:torch"):
+    with pytest.raises(PlanError, match="use auto, cpu, cuda:N, cuda:N,M, cuda:all or cpu:torch"):
         resolve_device(device)
 
 

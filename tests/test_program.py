@@ -428,7 +428,9 @@ def test_without_numbas_compiler_a_program_runs_as_plain_python(monkeypatch: pyt
     assert same(by_core(program, rows, numbers), compiled)
 
 
-def test_a_loops_file_that_a_crash_cut_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loops_file_that_a_crash_cut_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jit, "core_folder", lambda: tmp_path)
     text = cores.source(program_of(lambda block: block.deltas[0] * 0.75), "float32", True)
     assert cores._imported(text, tmp_path)

@@ -319,6 +319,16 @@ def test_a_torn_survey_journal_is_made_up_for(grains: Grains, tmp_path: Path, sc
         shutil.copytree(tmp_path / "kept", work)
 
 
+def test_a_survey_whose_counts_are_gone_counts_again(grains: Grains, tmp_path: Path) -> None:
+    """The norms need the counts, which another store, or none, does not have."""
+    out, plan = tmp_path / "out", plan_of(grains.paths, "ram", max_norm="largest")
+    run(plan, tmp_path / "good")
+    stopped(plan, out, "merging")
+    shutil.rmtree(tmp_path / "out.ramstream" / "overlap.zarr")
+    assert "counting" in run(plan, out)[1]
+    assert contents(out) == contents(tmp_path / "good")
+
+
 @pytest.mark.parametrize(("workers", "memory", "io"), [(1, "400MB", "pread"), (5, "2GB", "mmap")])
 @SCOPES
 def test_any_resources_give_the_same_bytes(

@@ -6,7 +6,7 @@
     python tools/bench.py --only growth --from bench.json --out bench.json
     python tools/bench.py --only "" --from bench.json --markdown
 
-Groups: start, warm, methods, cold, pressure, store, kernels, growth, forecast.
+Groups: start, warm, methods, cold, pressure, store, kernels, growth, forecast, cluster.
 
 Everything timed is a process of its own, from start to exit. The programs of a group take turns and the best of
 each counts, so a ratio compares runs taken together on one machine. One round before is not counted: it brings

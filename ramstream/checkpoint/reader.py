@@ -199,4 +199,7 @@ def _ends_early(path: Path, offset: int, nbytes: int, size: int) -> IntegrityErr
 
 
 def _unreadable(path: Path, offset: int, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{path}: cannot be read at offset {offset:,}: {error.strerror or error}")
+    return CheckpointError(
+        f"{path}: cannot be read at offset {offset:,}: {error.strerror or error}; "
+        "mend that or restore the file, and run the same command again"
+    )

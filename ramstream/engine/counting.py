@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from ramstream import durable
+from ramstream.engine import lending
 from ramstream.engine.events import Listener, Note, ignore
+from ramstream.engine.executors import connected
 from ramstream.engine.inputs import input_stats, refuse_changed
 from ramstream.engine.ledgers import CountLedger, Ledger
-from ramstream.engine.limits import Capacity, Limits, capacity
+from ramstream.engine.limits import Capacity, Limits
 from ramstream.engine.passes import Books, run_pass
 from ramstream.engine.place import refuse_overlap
 from ramstream.engine.worker import Setup
@@ -32,16 +34,20 @@ def count(
     BudgetError, ContentError (non-finite values under `error`), PlanError (a store of something else),
     IntegrityError (inputs that changed).
     """
-    found = capacity(limits or Limits(), plan)
+    with connected(limits or Limits(), listener) as workers:
+        return _count(workers(plan), plan, store, listener)
+
+
+def _count(
+    found: Capacity, plan: CountPlan, store: Path | None, listener: Listener
+) -> tuple[Described, Tallies]:
     if store is not None:
         return _count_into(store, plan, found, listener)
     with durable.temporary_folder() as path, durable.disk_full_is_an_error(Path(path)):
         ledger = CountLedger(Path(path) / JOURNAL, plan, durable=False)
         try:
-            before = input_stats(plan)
-            setup = Setup(plan, found.io)
-            tallies, notes = count_pass(setup, ledger, found.workers, listener, durable=False)
-            refuse_changed(plan, before)
+            ledger.note_inputs(input_stats(plan))
+            tallies, notes = count_pass(Setup(plan, found.io), ledger, found, listener, durable=False)
         finally:
             ledger.close()
     described = Described.of(plan)
@@ -55,7 +61,7 @@ def _count_into(
     with durable.disk_full_is_an_error(store), open_store(store, plan, bits=True) as (kept, ledger, _):
         compare_inputs(plan, ledger, found, listener)
         if not kept.complete:
-            counted = count_pass(Setup(plan, found.io, kept.path), ledger, found.workers, listener)
+            counted = count_pass(Setup(plan, found.io, kept.path), ledger, found, listener)
             kept.finish(*counted, ledger.changed_grains())
         return kept.described_as(plan), kept.tallies()
 
@@ -72,6 +78,8 @@ def open_store(
     complete = OverlapStore.open_for(path, plan, bits).complete
     with durable.lock(path / LOCK, str(path), shared=complete) as share:
         store, ledger = OverlapStore(path), CountLedger(path / JOURNAL, plan)
+        if not store.complete:
+            lending.clear(path)
         try:
             if store.complete:
                 store.check_bits()
@@ -87,13 +95,14 @@ def open_store(
 
 
 def count_pass(
-    setup: Setup, ledger: CountLedger, workers: int, listener: Listener, durable: bool = True
+    setup: Setup, ledger: CountLedger, found: Capacity, listener: Listener, durable: bool = True
 ) -> tuple[Tallies, list[str]]:
     """Count the units that are not yet counted, and refuse what cannot be merged; the tallies, and notes."""
     books = Books(setup, ledger, None, listener, durable)
     left = np.flatnonzero(~ledger.done).tolist()
-    run_pass("counting", books, left, lambda unit: ledger.work(unit, merge=False, skip=True), workers)
+    run_pass("counting", books, left, lambda unit: ledger.work(unit, merge=False, skip=True), found)
     refuse_changed(setup.count, ledger.inputs)
+    compare_inputs(setup.count, ledger, found, listener)
     tallies = ledger.tallies()
     return tallies, check_counts(setup.count, ledger, tallies)
 
@@ -101,14 +110,14 @@ def count_pass(
 def compare_inputs(plan: CountPlan, ledger: Ledger, found: Capacity, listener: Listener) -> None:
     """Compare the inputs with what `ledger`'s finished units saw, and write down their present state there.
 
-    Where an input's size, time or inode is another than when work was last vouched for, the finished units are
+    Where an input's size, times or inode are others than when work was last vouched for, the finished units are
     read again and every checksum is compared. IntegrityError where anything differs.
     """
     stats = input_stats(plan)
     if ledger.inputs not in (None, stats) and ledger.done.any():
         listener(Note("input files were touched since they were read; comparing their contents"))
         books = Books(Setup(plan, found.io), None, None, listener)
-        run_pass("checking", books, np.flatnonzero(ledger.done).tolist(), ledger.check, found.workers)
+        run_pass("checking", books, np.flatnonzero(ledger.done).tolist(), ledger.check, found)
     ledger.note_inputs(stats)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from ramstream import overlap
 from ramstream.engine.disk import free_disk
 from ramstream.engine.events import ignore
-from ramstream.engine.limits import Capacity, Limits, available_memory, capacity
+from ramstream.engine.executors import connected
+from ramstream.engine.limits import Capacity, Limits, available_memory
 from ramstream.engine.merging import keeps_store, preflight
 from ramstream.engine.passes import Books, run_pass
 from ramstream.engine.place import Place
@@ -45,13 +46,14 @@ def forecast(
     place, count = Place.of(out), plan.count
     keep = keeps_store(count, store, keep_store)
     finished = place.finished(plan) is not None
-    check = (plan, place, limits, store, keep, overwrite)
-    found = capacity(limits, count, plan) if finished else preflight(*check)
-    place.refuse_unfinished(plan)
     titles = [] if finished else scans(plan, _is_counted(store or place.store, plan))
     kept = overlap.projected_size(count) if keep else 0
     read, written = len(titles) * count.bytes_read, 0 if finished else plan.written
-    seconds = 0.0 if finished else _seconds(count, found, titles, written + kept)
+    with connected(limits, ignore) as workers:
+        check = (plan, place, workers, store, keep, overwrite)
+        found = workers(count, plan) if finished else preflight(*check)
+        place.refuse_unfinished(plan)
+        seconds = 0.0 if finished else _seconds(count, found, titles, written + kept)
     return {
         "base": count.checkpoints[0].label,
         "agents": count.labels,
@@ -116,7 +118,7 @@ def _rehearsed(plan: CountPlan, found: Capacity) -> tuple[float, float]:
     rates = []
     for sample in ([0, plan.flat.units - 1], chosen, chosen):  # the first of them only loads the kernels
         begun = time.perf_counter()
-        run_pass("rehearsal", books, sample, lambda unit: Work(unit, count=True, merge=False), found.workers)
+        run_pass("rehearsal", books, sample, lambda unit: Work(unit, count=True, merge=False), found)
         nbytes = len(sample) * plan.bytes_read / plan.units
         rates.append(nbytes / (time.perf_counter() - begun))
     return rates[1], rates[2]

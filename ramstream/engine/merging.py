@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from ramstream import durable, folder, overlap, record, writer
 from ramstream.checkpoint.endings import INDEX
+from ramstream.engine import lending
 from ramstream.engine.counting import check_counts, compare_inputs, count_pass, open_store
 from ramstream.engine.disk import check_disk
 from ramstream.engine.events import Listener, Note, ignore
+from ramstream.engine.executors import Workers, connected
 from ramstream.engine.inputs import input_stats, refuse_changed
 from ramstream.engine.ledgers import CountLedger, Ledger, MergeLedger
-from ramstream.engine.limits import Capacity, Limits, capacity, peak_memory
+from ramstream.engine.limits import Capacity, Limits, peak_memory
 from ramstream.engine.passes import Books, run_pass
 from ramstream.engine.place import Place
 from ramstream.engine.survey import COARSE, FINE, NORMS, TITLES, SurveyLedger
@@ -66,11 +68,13 @@ def merge(
             listener(Note("input files were touched since this merge; what was sampled of them is the same"))
         return Outcome(place.out, True, finished.summary)
     keep = keeps_store(plan.count, store, keep_store)
-    found = preflight(plan, place, limits or Limits(), store, keep, overwrite)
     with ExitStack() as stack:
+        workers = stack.enter_context(connected(limits or Limits(), listener))
+        found = preflight(plan, place, workers, store, keep, overwrite)
         stack.enter_context(durable.disk_full_is_an_error(place.work))
         durable.make_folder(place.work)
         stack.enter_context(durable.lock(place.lock, str(place.work)))
+        lending.clear(place.work)
         if place.claim(plan, overwrite):
             listener(Note("an unfinished output made with other parameters was dropped; its counts are used"))
         if not place.published(plan):
@@ -87,7 +91,7 @@ def merge(
 
 
 def preflight(
-    plan: MergePlan, place: Place, limits: Limits, store: Path | None, keep: bool, overwrite: bool
+    plan: MergePlan, place: Place, workers: Workers, store: Path | None, keep: bool, overwrite: bool
 ) -> Capacity:
     """Refuse what can be refused before anything is written; what the run may take.
 
@@ -95,9 +99,9 @@ def preflight(
     """
     place.refuse_overlaps(plan.count, store)
     place.refuse_existing(plan, overwrite)
-    found = capacity(limits, plan.count, plan)
     if store is not None and store.exists():
         OverlapStore(store).refuse_other(plan.count, keep)
+    found = workers(plan.count, plan)
     if not place.published(plan):
         check_disk(plan, place, (store or place.store) if keep else None)
     return found
@@ -160,14 +164,19 @@ class _Run:
         """Count, survey and merge what is left of each."""
         self._begin()
         counts_first = self.plan.method.needs_counts and not self.survey.left(COARSE).any()
-        if counts_first and not self.store.complete:
-            counted = count_pass(self._setup, self.counts, self.capacity.workers, self.listener)
-            self.store.finish(*counted, self.counts.changed_grains())
-            self.share()
-            self.backwards = True
+        if counts_first:
+            self._count()
         for stage in (COARSE, FINE):
             self._survey_pass(stage)
         self._merge_pass(self._numbers())
+
+    def _count(self) -> None:
+        """Have the store complete."""
+        if not self.store.complete:
+            counted = count_pass(self._setup, self.counts, self.capacity, self.listener)
+            self.store.finish(*counted, self.counts.changed_grains())
+            self.share()
+            self.backwards = True
 
     def _numbers(self) -> NDArray[np.float64]:
         """The numbers of the method's program, (tensors, columns)."""
@@ -181,6 +190,7 @@ class _Run:
         values["thresholds"] = self.survey.thresholds()
         if method.max_norm != "none" and count.merged:
             self._survey_pass(NORMS, program.numbers(values))
+            self._count()  # where the survey is an earlier run's and the store is not
             values["scale"] = values["scale"] * self.survey.factors(self.store.tallies()["l2"])[:, None]
         return program.numbers(values)
 
@@ -223,8 +233,8 @@ class _Run:
     def _merge_pass(self, numbers: NDArray[np.float64]) -> None:
         """Merge what is left, counting on the way what is not yet counted."""
         self.merges.use_numbers(numbers)
-        device, out = self.capacity.device, self.place.staged
-        setup = replace(self._setup, merge=self.plan, out=out, device=device, numbers=numbers)
+        devices, out = self.capacity.devices, self.place.staged
+        setup = replace(self._setup, merge=self.plan, out=out, devices=devices, numbers=numbers)
         self._scan("merging", setup, ~self.merges.done)
         self._finish_counts()
 
@@ -238,7 +248,7 @@ class _Run:
         Every other scan goes backwards: what the one before it read last is still in the page cache. Agents that
         changed nothing in a unit are not read, unless an input was touched since it was counted.
         """
-        left = np.flatnonzero(wanted | ~self.counts.done)
+        left, counting = np.flatnonzero(wanted | ~self.counts.done), not self.counts.complete
         order = left[::-1] if self.backwards else left
         skip = self.counts.inputs == input_stats(self.plan.count)
 
@@ -252,9 +262,11 @@ class _Run:
             Books(setup, self.counts, self.merges, self.listener, survey=self.survey),
             order.tolist(),
             work,
-            self.capacity.workers,
+            self.capacity,
         )
         refuse_changed(self.plan.count, self.merges.inputs)
+        if counting:  # otherwise all that was read was compared with what was counted
+            compare_inputs(self.plan.count, self.counts, self.capacity, self.listener)
         self.backwards = not self.backwards
 
     def complete(self, seconds: float) -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ramstream import durable, writer
-from ramstream.engine.ahead import ReadAhead
 from ramstream.engine.events import Advanced, Listener, Note, PassBegan, PassEnded
+from ramstream.engine.executors import executor
 from ramstream.engine.ledgers import CountLedger, MergeLedger
+from ramstream.engine.limits import Capacity
 from ramstream.engine.signals import held_back
-from ramstream.engine.worker import Setup, UnitResult, Work, run_task
+from ramstream.engine.tasks import run_task
+from ramstream.engine.worker import Setup, UnitResult, Work
 from ramstream.kernels import jit
 from ramstream.memory import HISTOGRAMS
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 BATCH_SECONDS = 2.0
 BATCH_BYTES = 1 << 30
-IN_FLIGHT = 2
-"""Tasks a worker at most: one it does, one that waits."""
-
 TASK_UNITS = 2
 """Units a task at most: handing one out costs nothing beside the work in it."""
 
@@ -85,9 +83,9 @@ class Books:
 
 
 def run_pass(
-    title: str, books: Books, units: Sequence[int], work: Callable[[int], Work], workers: int
+    title: str, books: Books, units: Sequence[int], work: Callable[[int], Work], found: Capacity
 ) -> None:
-    """Do the `work` of `units` in their order on `workers` threads, and vouch for it.
+    """Do the `work` of `units` in their order by the workers that were `found`, and vouch for it.
 
     Whatever ends the pass early, what was finished by then is vouched for.
     """
@@ -97,24 +95,19 @@ def run_pass(
     if units and not jit.compiled(loop):
         books.listener(Note("compiling the kernels first: half a minute at most, and only once"))
     books.listener(PassBegan(title, len(units)))
-    tasks = _tasks(units, work, workers)
+    tasks = _tasks(units, work, found.workers)
     running: set[Future[list[UnitResult]]] = set()
-    ahead = ReadAhead(books.setup.count)
-    with (
-        held_back() as signals,
-        closing(ahead),
-        ThreadPoolExecutor(workers, thread_name_prefix="ramstream") as pool,
-    ):
+    with held_back() as signals, executor(found, setup) as workers:
         try:
             while True:
-                for task in islice(tasks, IN_FLIGHT * workers - len(running)):
-                    running.add(pool.submit(run_task, books.setup, task))
-                    ahead.announce(task, len(running))
+                for task in islice(tasks, max(workers.room - len(running), 0)):
+                    running.add(workers.submit(run_task, task, len(running)))
                 if not running:
                     break
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                for future in wait(running, workers.patience, FIRST_COMPLETED).done:
                     running.discard(future)
                     books.add(future.result())
+                workers.watch()
                 signals.act()
         except BaseException:
             _abandon(books, running)

@@ -173,6 +173,8 @@ class Place:
         if before is None:
             self._refuse_foreign()
         elif before["merge"] == plan.identity:
+            if self.staged.exists():
+                durable.sync_tree(self.staged)  # a killed run may have had no time to
             return False
         else:
             if self.old.exists() and not os.path.lexists(self.out):
@@ -180,13 +182,19 @@ class Place:
                 durable.move(self.old, self.out)
             self.refuse_existing(plan, overwrite)
             self._refuse_other_counts(plan.count, before)
-            durable.remove(self.journal)  # first: it vouches for what is staged
-            durable.remove(self.staged)
-            durable.remove(self.survey)
+            self._drop_output()
         self._set_aside_store(plan.count, unfinished=before is not None)
         identities = {"merge": plan.identity, "counts": plan.count.identity, "inputs": _paths(plan.count)}
         durable.write_whole(self.plan, json.dumps(identities).encode())
         return before is not None
+
+    def _drop_output(self) -> None:
+        """Remove what is staged; before it, on disk, what vouches for it."""
+        durable.remove(self.journal)
+        durable.sync(self.work)
+        durable.remove(self.staged)
+        durable.remove(self.survey)
+        durable.sync(self.work)
 
     def _refuse_foreign(self) -> None:
         """JournalError where the work folder holds what no run of ours left there."""
@@ -227,7 +235,10 @@ class Place:
 
     def _set_aside_store(self, count: CountPlan, unfinished: bool) -> None:
         """A store that a finished merge kept and that does not fit this one goes with the old output."""
-        if unfinished or not self.store.exists():
+        if unfinished:
+            return
+        self._put_back_store()  # a kill came before the plan of a run was written, or after it was given up
+        if not self.store.exists():
             return
         from ramstream.overlap import OverlapStore
 
@@ -236,8 +247,13 @@ class Place:
         except PlanError:
             fits = False
         if not fits:
-            durable.remove(self.set_aside)
             durable.move(self.store, self.set_aside)
+
+    def _put_back_store(self) -> None:
+        """The store of the former output gets its name back, if it was set aside."""
+        if self.set_aside.exists():
+            durable.remove(self.store)
+            durable.move(self.set_aside, self.store)
 
     def publish(self, overwrite: bool) -> None:
         """Give the staged output its name; can be repeated from any point where it was interrupted.
@@ -253,30 +269,28 @@ class Place:
             durable.move(self.staged, self.out)
 
     def give_up(self) -> None:
-        """Drop a run that can never finish; the store that was there before it comes back."""
-        if self.set_aside.exists():
-            durable.remove(self.store)
-            durable.move(self.set_aside, self.store)
-        durable.remove(self.journal)
-        durable.remove(self.survey)
-        durable.remove(self.staged)
+        """Drop a run that can never finish; the store that was there before it comes back.
+
+        That last: with the store of another merge under its name, the run could not be taken up again.
+        """
+        self._drop_output()
+        durable.remove(self.plan)
+        durable.sync(self.work)
+        self._put_back_store()
         self._leave()
 
     def clear(self, keep_store: bool) -> None:
         """Remove what a finished merge no longer needs; the plan last, since it says that we are not done."""
-        for path in (
-            self.old,
-            self.set_aside,
-            self.journal,
-            self.survey,
-            *self.work.glob(f"{self.store.name}.new-*"),
-        ):
+        for path in (self.old, self.set_aside, self.journal, self.survey):
             durable.remove(path)
         if not keep_store:
             durable.remove(self.store)
         self._leave()
 
     def _leave(self) -> None:
+        for unfinished in ("*.new", "*.new-*", f"*{durable.REMOVED}"):
+            for path in self.work.glob(unfinished):
+                durable.remove(path)
         durable.sync(self.work)
         durable.remove(self.plan)
         durable.remove(self.lock)

@@ -1,14 +1,12 @@
-"""The task function: what one worker does with a run of units, whatever process or machine it is in.
+"""What one worker does with a unit, whatever thread, process or machine it is in.
 
-It is handed everything in picklable values (`Setup`, `Work`) and returns plain results. Running a task twice
+It is handed everything in picklable values (`Setup`, `Work`) and returns plain results. Doing a unit twice
 writes the same bytes to the same places.
 """
 
 from __future__ import annotations
 
-import threading
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +19,12 @@ from numpy.typing import NDArray
 from ramstream import memory, tallies
 from ramstream.checkpoint.reader import open_reader
 from ramstream.engine.computed import Computed
+from ramstream.engine.lending import store_of
 from ramstream.engine.surveyor import NOTHING, Surveyed, Surveyor, rule_of, surveyor
 from ramstream.errors import IntegrityError, RamstreamError
 from ramstream.kernels import host
 from ramstream.kernels.philox import name_key
 from ramstream.kernels.program import COPY, Program
-from ramstream.overlap import OverlapStore
 from ramstream.plan import CountPlan, MergePlan, PlannedTensor, Slot, Source
 from ramstream.quantiles import Queries
 from ramstream.types import GRAIN, ITEMSIZE, STRIP, Dtype, Kind, Piece
@@ -48,13 +46,17 @@ class Setup:
     """Where bits go; None to keep tallies only."""
     merge: MergePlan | None = None
     out: Path | None = None
-    device: str = "cpu"
+    devices: tuple[str, ...] = ("cpu",)
+    """Worker k merges on number k of these, over and over."""
     numbers: NDArray[np.float64] | None = None
     """The numbers of the method's program (tensors, columns)."""
     survey: str = ""
     """The stage of the survey (see `survey`), if this pass is one."""
     queries: Queries | None = None
     """What it asks; None to measure the merge."""
+    lent: Path | None = None
+    """Where the bits of each grain go, for the driver to give them their place (see `lending`); None where workers
+    are threads of the driver, which write to the store itself."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Tells setups apart."""
 
@@ -115,25 +117,10 @@ class _Unit:
         return self.slots[piece.tensor] if self.slots is not None else None
 
 
-_local = threading.local()
-
-
-def run_task(setup: Setup, works: Sequence[Work]) -> list[UnitResult]:
-    """Do a run of units with this thread's worker, which is made on first use and kept."""
-    worker: Worker | None = getattr(_local, "worker", None)
-    if worker is None or worker.setup.token != setup.token:
-        worker = _local.worker = Worker(setup)
-    try:
-        return [worker.do(work) for work in works]
-    except BaseException:
-        del _local.worker  # its kernels hold what the failed unit counted, which belongs to no other
-        raise
-
-
 class Worker:
     """Readers, kernels and buffers of one thread, allocated once."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, device: str = "cpu") -> None:
         if not host.flush_to_zero_is_off():
             raise RamstreamError("this thread flushes subnormal numbers to zero; results would not be exact")
         self.setup, self._plan = setup, setup.count
@@ -142,11 +129,11 @@ class Worker:
         self._sources = host.Sources(self._plan.agents)
         self._counter = host.Counter(self._plan.agents, *rule_of(self._plan))
         self._planes = np.zeros((self._plan.agents, _WORDS), np.uint64)
-        self._store = OverlapStore(setup.store) if setup.store else None
+        self._store = store_of(setup.store, setup.lent) if setup.store else None
         self._surveyor = surveyor(setup)
         if setup.merge and setup.out:
             self._writer = RangeWriter(setup.out, setup.merge.outputs)
-            self._merger = _merger(setup)
+            self._merger = _merger(setup, device)
             self._buffer = np.empty(memory.output(setup.merge.itemsize), np.uint8)
 
     def do(self, work: Work) -> UnitResult:
@@ -335,11 +322,11 @@ class Merging(Protocol):
     def take(self) -> host.Taken: ...
 
 
-def _merger(setup: Setup) -> Merging:
+def _merger(setup: Setup, device: str) -> Merging:
     assert setup.merge is not None
     program, seed = setup.merge.program, setup.merge.seed
-    if setup.device == "cpu":
+    if device == "cpu":
         return host.Merger(program, *rule_of(setup.count), seed)
     from ramstream.kernels.torch import TorchMerger
 
-    return TorchMerger(program, *rule_of(setup.count), seed, device=setup.device.removesuffix(":torch"))
+    return TorchMerger(program, *rule_of(setup.count), seed, device=device.removesuffix(":torch"))

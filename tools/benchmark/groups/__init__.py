@@ -8,7 +8,7 @@ from importlib import import_module
 from benchmark.lines import Line
 from benchmark.setting import Bench
 
-GROUPS = ("start", "warm", "methods", "cold", "pressure", "store", "kernels", "growth", "forecast")
+GROUPS = ("start", "warm", "methods", "cold", "pressure", "store", "kernels", "growth", "forecast", "cluster")
 
 
 def measure(group: str, bench: Bench) -> list[Line]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from make_checkpoint import Recipe
-from ramstream import methods
 
 from benchmark.commands import merge
 from benchmark.lines import Line, at_most
 from benchmark.processes import Program, seconds_of, take_turns
 from benchmark.setting import Bench
+from ramstream import methods
 
 ELEMENTWISE, QUANTILE = 1.5, 2.0
 """How many times as long as ram-plus a method may take."""
