@@ -11,12 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import zarr
+from crash import found
 from test_architecture import PACKAGE, SOURCES
 
 from ramstream import durable
 from ramstream.errors import DiskFullError, JournalError, PlanError, RamstreamError
 from ramstream.journal import Journal
+from ramstream.overlap import _array
 
 
 @pytest.fixture
@@ -163,6 +167,25 @@ def test_folders_are_on_disk_with_all_that_were_made_for_them(tmp_path: Path, ac
     acts.clear()
     durable.make_folder(tmp_path / "a" / "b")
     assert acts == ["sync a"]
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (0, 4), ()])
+@pytest.mark.parametrize("fill", [0, 7])
+def test_an_array_of_a_store_has_the_bytes_that_zarr_writes(
+    tmp_path: Path, shape: tuple[int, ...], fill: int
+) -> None:
+    values = np.full(shape, fill, np.int64)
+    array = zarr.create_array(
+        tmp_path / "zarr",
+        shape=shape,
+        dtype=np.int64,
+        chunks=tuple(max(size, 1) for size in shape),
+        compressors=None,
+        fill_value=0,
+    )
+    array[...] = values
+    durable.write_tree(tmp_path / "ours", _array(shape, values.dtype, shape, values))
+    assert found(tmp_path / "ours") == found(tmp_path / "zarr")
 
 
 def test_other_errors_of_the_system_are_ours_too(tmp_path: Path) -> None:

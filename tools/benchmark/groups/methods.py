@@ -49,7 +49,9 @@ def _line(case: str, program: Program, beside: Program) -> Line:
     quantile = methods.available()[case.split(",")[0]].quantile
     goal = at_most(QUANTILE if quantile else ELEMENTWISE)
     note = f"{program.best:.2f} s, {program.peak / 1e6:.0f} MB"
-    return Line(f"{case} / ram-plus", program.best / beside.best, "x", goal, note, seconds_of(program, beside))
+    return Line(
+        f"{case} / ram-plus", program.best / beside.best, "x", goal, note, seconds_of(program, beside)
+    )
 
 
 def _small_budgets(bench: Bench) -> list[Line]:
