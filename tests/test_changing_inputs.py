@@ -209,7 +209,7 @@ def cases(ways: Sequence[str]) -> list[Any]:
                 silent = change is in_place_with_its_time and name == "in the only scan" and io == "pread"
                 quick = silent or len(found) % QUICK == 0
                 words = [*WORDS[method], "--io", io]
-                marks = () if quick else pytest.mark.slow
+                marks = () if quick else pytest.mark.soak
                 found.append(
                     pytest.param(
                         method, words, at, change, id=f"{change.__name__}, {name}, {io}", marks=marks

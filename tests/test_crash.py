@@ -304,7 +304,7 @@ def test_some_crash_states(models: Models, place: Path, name: str) -> None:
     assert trial.ended == {"complete": 16}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", NAMES)
 def test_crash_states(models: Models, place: Path, name: str) -> None:
     rng = random.Random(name)
@@ -341,7 +341,7 @@ def test_some_crash_states_of_resumed_resumes(models: Models, place: Path, name:
     assert set(trial.ended) == {"complete"}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", [*RESUMED, "a merge without store", "an overwrite", "a refusal", "stats"])
 def test_crash_states_of_resumed_resumes(models: Models, place: Path, name: str) -> None:
     rng, ended = random.Random(name), Counter[str]()

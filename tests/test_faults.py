@@ -229,7 +229,7 @@ SCENARIOS: dict[str, tuple[list[object], list[object] | None]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(("words", "before"), SCENARIOS.values(), ids=SCENARIOS.keys())
 def test_each_call_of_a_merge_may_fail(
     made: Family, words: list[object], before: list[object] | None, tmp_path: Path
@@ -242,7 +242,7 @@ def test_each_call_of_a_merge_may_fail(
     assert surveyed == ("ties" in words)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_each_call_of_counting_into_a_store_may_fail(made: Family, tmp_path: Path) -> None:
     """And a merge takes over what was counted."""
     wanted = made.merge(tmp_path / "wanted")

@@ -111,7 +111,7 @@ def bounded(memory: int = 1 << 30, seconds: float = 30) -> Iterator[None]:
         yield
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @table(headers.HUGE, archives.HUGE)
 def test_a_large_fault_takes_a_gigabyte_and_a_minute_at_most(make: Make, message: str, agent: Path) -> None:
     make(agent)
@@ -121,14 +121,14 @@ def test_a_large_fault_takes_a_gigabyte_and_a_minute_at_most(make: Make, message
     assert len(str(caught.value)) < fuzz.LONGEST
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_half_a_million_tensors_open(agent: Path) -> None:
     headers.honest(agent)
     with bounded(seconds=60):
         assert len(Checkpoint.open(agent).tensors) == 500_000
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_index_of_a_million_names_is_read(agent: Path) -> None:
     hostile.good(agent / "a.safetensors")
     headers.million_names(agent)
@@ -141,7 +141,7 @@ def test_an_index_of_a_million_names_is_read(agent: Path) -> None:
     assert "holds tensors the index does not name: w;" in unnamed
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_index_of_a_million_files_is_not_looked_for_to_its_end(agent: Path) -> None:
     headers.million_names(agent, lambda i: f"{i}.safetensors")
     with bounded(), pytest.raises(CheckpointError) as caught:

@@ -175,7 +175,7 @@ def read(path: Path) -> bytes:
         return b""
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_200_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
     shapes = {
         "a": ("F8_E4M3", (10 * SMALL + 77,)),

@@ -95,7 +95,7 @@ def a_store(made: Family, forks: Forks, out: Path) -> None:
 BEFORE = (nothing, half_done, another_output, a_store)
 
 
-@pytest.mark.parametrize("rounds", [8, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [8, pytest.param(60, marks=pytest.mark.soak)])
 def test_two_runs_on_one_output_end_with_one_whole_output(
     made: Family, good: dict[str, Any], forks: Forks, rounds: int, tmp_path: Path
 ) -> None:
@@ -127,7 +127,7 @@ def test_two_runs_on_one_output_end_with_one_whole_output(
     assert ended[0, 6] >= rounds // 4
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=pytest.mark.soak)])
 def test_two_runs_on_one_store_end_with_whole_outputs(
     made: Family, good: dict[str, dict[str, Any]], forks: Forks, rounds: int, tmp_path: Path
 ) -> None:
