@@ -113,8 +113,10 @@ class Cluster:
         """dask's future of a call on a worker."""
         try:
             return self._client.submit(function, *arguments, key=key, pure=False, **where)
-        except Exception as error:  # it was closed because the scheduler is gone
-            raise explained(error, self.address) from error
+        except Exception as error:
+            if self._client.status == "running":
+                raise
+            raise lost(self.address, error) from error
 
     def _on_each(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What a function gives on every worker that answers in time. An error lists all that was wrong."""
@@ -127,9 +129,11 @@ class Cluster:
         for call in calls.values():
             call.cancel()
         errors = [error for call in calls.values() if call in done and (error := call.exception())]
+        for error in errors:
+            if not isinstance(error, RamstreamError):
+                raise error
         if errors:
-            kind = type(errors[0]) if isinstance(errors[0], RamstreamError) else RamstreamError
-            raise kind("\n".join(dict.fromkeys(map(str, errors))))
+            raise type(errors[0])("\n".join(dict.fromkeys(map(str, errors))))
         if late:
             self._listener(Note(f"did not answer yet, and may join later: {', '.join(late)}"))
         return [call.result() for call in done]

@@ -110,7 +110,6 @@ def lost(address: str, why: object) -> RamstreamError:
 def explained(error: BaseException, address: str) -> BaseException:
     """dask's errors in our words; others are what a task raised, and stay as they are."""
     from distributed import KilledWorker
-    from distributed.client import ClosedClientError
     from distributed.comm import CommClosedError
 
     if isinstance(error, KilledWorker):
@@ -120,7 +119,7 @@ def explained(error: BaseException, address: str) -> BaseException:
             "their logs or the system's say why (often too little memory, or no ramstream there). What is finished "
             "is kept, the same command goes on from here"
         )
-    if isinstance(error, (CancelledError, asyncio.CancelledError, CommClosedError, ClosedClientError)):
+    if isinstance(error, (CancelledError, asyncio.CancelledError, CommClosedError)):
         return lost(address, getattr(error, "reason", None) or error)
     if isinstance(error, ImportError):
         return PlanError(f"a worker of {address} lacks ramstream: {error}; install the same on all hosts")

@@ -26,10 +26,17 @@ def started(folder: Path, workers: int) -> Iterator[str]:
         yield address
     finally:
         for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            process.wait()
+            _end(process)
         file.unlink(missing_ok=True)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:  # dask's workers may wait for ever for their scheduler
+        process.kill()
+        process.wait()
 
 
 def _start(what: str, *words: str) -> subprocess.Popen[bytes]:
