@@ -49,7 +49,7 @@ def test_torch_on_the_cpu_is_equal_everywhere_and_everything_is_measured() -> No
     report = json.loads(done.stdout)
     assert report["device"] == "cpu"
     assert report["different"] == []
-    assert report["checks"] > 2 * len(methods.available()) * len(Dtype) * 24
+    assert report["checks"] > len(list(gpu_cases.cases())) > 2 * 9 * len(Dtype) * 24
     assert report["speed"].keys() == {
         "memcpy, host to host",
         "kernels, strips of 2000",
@@ -64,7 +64,7 @@ def test_the_cases_are_everything_that_decides_bytes() -> None:
     cases = list(gpu_cases.cases())
     grid = product(methods.available(), Dtype, (1, 3, 9), ("base", "keep"), (True, False), (True, False))
     found = {(c.method, c.base, len(c.kinds), c.policy, c.out == c.base, c.compare is None) for c in cases}
-    assert found == set(grid)
+    assert found == {case for case in grid if gpu_cases.accepts(case[0], case[2])}
     for base in Dtype:
         of_base = [case for case in cases if case.base == base]
         assert {case.out for case in of_base} == set(Dtype)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ramstream import methods
+from ramstream.errors import UsageError
 from ramstream.kernels import host
 from ramstream.kernels.program import Program, trace
 from ramstream.kernels.torch import TorchMerger
@@ -75,12 +76,23 @@ class Case:
         return trace(methods.create(self.method, {}), len(self.kinds))
 
 
+def accepts(method: str, agents: int) -> bool:
+    """Whether a method takes so many agents."""
+    try:
+        methods.create(method, {}).check_agents(agents)
+    except UsageError:
+        return False
+    return True
+
+
 def cases() -> Iterator[Case]:
     """All methods, dtypes, numbers of agents and policies; what has more combinations takes turns."""
     grid = itertools.product(
         methods.available(), Dtype, (False, True), (1, 3, 9), ("base", "keep"), (False, True)
     )
     for number, (method, base, converted, agents, policy, compared) in enumerate(grid):
+        if not accepts(method, agents):
+            continue
         others = [dtype for dtype in Dtype if dtype is not base]
         out = others[number % 5] if converted else base
         compare = others[number // 5 % 5] if compared else None

@@ -171,7 +171,7 @@ def _reshape(rng: Random, value: list[Any], names: Sequence[Any]) -> None:
 
 def _fresh(value: Any) -> Any:
     """A value that may be changed in place without changing the tables here."""
-    return list(value) if type(value) is list else value
+    return type(value)(map(_fresh, value)) if isinstance(value, list) else value
 
 
 def _holds(tree: Any, node: list[Any]) -> bool:
