@@ -6,42 +6,32 @@ import os
 import random
 import re
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from crash import Hasty, Killed, Recorder, Tree, at_the_end, found, in_place, put, states
+from faults import SMALL, small_grains
 from runs import Stop, Tensor, contents, family, plan_of, small_steps, stop_after, write_family
 
-from ramstream import Limits, count, durable, merge, record
-from ramstream.engine import worker
+from ramstream import Limits, count, durable, merge
 from ramstream.engine.events import Event, PassBegan
 from ramstream.errors import ContentError, RamstreamError
 from ramstream.journal import Journal
 from ramstream.overlap import OverlapStore
 
-SMALL = 4096
-"""Elements of a grain here, so that a run of several takes few milliseconds."""
-
 LIMITS = Limits(workers=1, device="cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_grains() -> Iterator[None]:
+def run_of_small_grains() -> Iterator[None]:
     """A small grain, in every module that has the number."""
-    grain, make = worker.GRAIN, record.make_record
-    with pytest.MonkeyPatch.context() as patch:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("ramstream.") and getattr(module, "GRAIN", None) == grain:
-                patch.setattr(module, "GRAIN", SMALL)
-        patch.setattr(worker, "_WORDS", SMALL // 64)
-        patch.setattr(record, "make_record", lambda *parts: replace(make(*parts), grain=SMALL))
+    with small_grains():
         yield
 
 

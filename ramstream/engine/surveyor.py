@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from ramstream import memory
 from ramstream.kernels.host import Merger, Sources
-from ramstream.kernels.philox import name_key
 from ramstream.kernels.sifting import Sifter
 from ramstream.plan import CountPlan, PlannedTensor
 from ramstream.quantiles import CHOSEN, Part, Queries
@@ -48,8 +47,8 @@ class Surveyor:
     def begin(self, tensor: PlannedTensor, piece: Piece) -> None:
         """Start a piece."""
 
-    def strip(self, sources: Sources, begin: int, n: int) -> None:
-        """Look at elements begin .. begin + n of the tensor."""
+    def strip(self, sources: Sources, n: int) -> None:
+        """Look at the next n elements of the piece."""
 
     def end(self) -> None:
         """End the piece."""
@@ -72,7 +71,7 @@ class _Sifting(Surveyor):
         if self._wanted:
             self._sifter.begin(self._queries.group(piece.tensor), tensor.wide)
 
-    def strip(self, sources: Sources, begin: int, n: int) -> None:
+    def strip(self, sources: Sources, n: int) -> None:
         if self._wanted:
             self._sifter.strip(sources, n)
 
@@ -106,10 +105,9 @@ class _Measuring(Surveyor):
     def begin(self, tensor: PlannedTensor, piece: Piece) -> None:
         self._tensor, self._index = tensor, piece.tensor
 
-    def strip(self, sources: Sources, begin: int, n: int) -> None:
+    def strip(self, sources: Sources, n: int) -> None:
         assert self._numbers is not None, "known before anything is measured"
         tensor, dtype = self._tensor, Dtype[self._plan.merged[self._index].dtype]
-        sources.at(name_key(tensor.name) if self._plan.program.random else 0, begin)
         out = self._buffer[: n * dtype.itemsize]
         self._merger.strip(sources, n, self._numbers[self._index], tensor.wide, dtype, out)
 

@@ -192,9 +192,9 @@ class Worker:
             if count:
                 word = (start + begin) // 64
                 self._counter.strip(self._sources, n, self._planes[:, word : word + -(-n // 64)])
-            unit.surveyor.strip(self._sources, begin, n)
+            unit.surveyor.strip(self._sources, n)
             if slot is not None:
-                self._merge_strip(tensor, piece, slot, begin, n, base)
+                self._merge_strip(tensor, piece, slot, n, base)
                 self._write(unit, slot, begin, n)
             self._release()
         unit.surveyor.end()
@@ -206,6 +206,8 @@ class Worker:
     def _load(self, unit: _Unit, tensor: PlannedTensor, begin: int, n: int) -> NDArray[np.uint8]:
         """Point `sources` at elements begin .. begin + n of every checkpoint; the base's bytes."""
         base = None
+        if self._program is not None and self._program.random:
+            self._sources.at(name_key(tensor.name), begin)
         for k, source in enumerate(tensor.sources):
             valid = 0 if source is None else max(min(source.valid - begin, n), 0)
             if source is None or not valid or k in unit.work.unchanged:
@@ -234,9 +236,9 @@ class Worker:
             reader.release()
 
     def _merge_strip(
-        self, tensor: PlannedTensor, piece: Piece, slot: Slot, begin: int, n: int, base: NDArray[np.uint8]
+        self, tensor: PlannedTensor, piece: Piece, slot: Slot, n: int, base: NDArray[np.uint8]
     ) -> None:
-        """Elements begin .. begin + n of a tensor, merged into the buffer."""
+        """The n elements that were loaded, merged into the buffer."""
         dtype, numbers = Dtype[slot.dtype], self.setup.numbers
         out = self._buffer[: n * dtype.itemsize]
         assert self._program is not None, "only what is merged comes here"
@@ -245,7 +247,6 @@ class Worker:
         if untouched and (self._sources.codes[1:] == Kind.ABSENT).all():
             out[...] = base
             return
-        self._sources.at(name_key(tensor.name) if self._program.random else 0, begin)
         self._merger.strip(self._sources, n, numbers[piece.tensor], tensor.wide, dtype, out)
 
     def _write(self, unit: _Unit, slot: Slot, begin: int, n: int) -> None:
