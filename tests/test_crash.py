@@ -8,12 +8,14 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import closing, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import distributed
 import pytest
 from crash import Hasty, Killed, Recorder, Tree, at_the_end, found, in_place, put, states
 from faults import SMALL, small_grains
@@ -60,6 +62,19 @@ class Models:
         agents[1]["b"] = Tensor("BF16", (3, 501), bits)
         self.bad = write_family(root / "bad", base, agents, shards=2)
 
+    @cached_property
+    def on_a_cluster(self) -> Limits:
+        """A scheduler and a worker in threads of this process, where what they do to the disk is recorded too."""
+        self._cluster = distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=None
+        )
+        return replace(LIMITS, workers=None, scheduler=self._cluster.scheduler_address)
+
+    def close(self) -> None:
+        """End the cluster, if there is one."""
+        if "on_a_cluster" in self.__dict__:
+            self._cluster.close()
+
     def merges(
         self,
         method: str = "ram-plus",
@@ -67,15 +82,17 @@ class Models:
         out: str = "out",
         store: str = "",
         bad: bool = False,
+        cluster: bool = False,
         **options: Any,
     ) -> Act:
-        """`ramstream merge`."""
+        """`ramstream merge`, by the worker of a cluster if wanted."""
         known = ("r", "epsilon", "density", "scope", "max_norm")
         parameters = {name: options.pop(name) for name in known if name in options}
         plan = plan_of(self.bad if bad else self.good, method, **parameters)
 
         def act(root: Path) -> None:
-            merge(plan, root / out, LIMITS, store=root / store if store else None, **options)
+            limits = self.on_a_cluster if cluster else LIMITS
+            merge(plan, root / out, limits, store=root / store if store else None, **options)
 
         return act
 
@@ -137,6 +154,8 @@ def cases(models: Models) -> dict[str, Case]:
         "a refusal": Case(merges(bad=True, overwrite=True), former, refused=True),
         "a refusal of one scan": Case(merges("ram", bad=True, overwrite=True), former, refused=True),
         "stats": Case(models.counts("deep/counts.zarr")),
+        "a merge on a cluster": Case(merges(cluster=True)),
+        "a resume on a cluster": Case(merges(cluster=True), models.stops("merging", 2, cluster=True)),
     }
 
 
@@ -255,8 +274,9 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models(tmp_path_factory.mktemp("models"))
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    with closing(Models(tmp_path_factory.mktemp("models"))) as made:
+        yield made
 
 
 NAMES = [
@@ -274,6 +294,8 @@ NAMES = [
     "a refusal",
     "a refusal of one scan",
     "stats",
+    "a merge on a cluster",
+    "a resume on a cluster",
 ]
 
 
@@ -289,6 +311,7 @@ def test_some_crash_states(models: Models, place: Path, name: str) -> None:
         "something went beside the seam"
     )
     assert trial.on_disk() == trial.want
+    assert ("cluster" in name) == any("/run-" in act for act in trial.recorder.acts), "workers are recorded"
     trees = trial.states(rng, subsets=4, share=0.2)
     trial.replayed(rng.sample(trees, 16))
     assert trial.ended == {"complete": 16}
