@@ -9,12 +9,14 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
 
+from ramstream.engine import signals
 from ramstream.errors import IntegrityError, RamstreamError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,6 +31,7 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no λ shows a question mark
+    signals.insisted = _at_once
     signal.signal(signal.SIGTERM, _terminated)  # now that there is something it can write to
     try:
         sys.exit(cli(standalone_mode=False) or 0)
@@ -47,6 +50,14 @@ def main() -> NoReturn:
 
 def _terminated(*_: object) -> NoReturn:
     _stop(143)
+
+
+def _at_once(number: int) -> NoReturn:
+    """End the process, threads that hang and all: whoever asks twice does not wait."""
+    shown = "\033[?25h" if os.isatty(2) else ""  # a progress bar hides the cursor
+    with suppress(OSError, RuntimeError):  # also where what was interrupted is a print
+        print(f"{shown}{_STOPPED}", file=sys.stderr, flush=True)
+    os._exit(128 + number)
 
 
 def _stop(status: int) -> NoReturn:

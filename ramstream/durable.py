@@ -203,23 +203,24 @@ def remove(path: Path) -> None:
     leaves of it goes with the next removal of that name.
     """
     aside = path.with_name(path.name + REMOVED)
-    _remove_tree(aside)
+    remove_tree(aside)
     if path.is_dir() and not path.is_symlink():
         move(path, aside)
-        _remove_tree(aside)
+        remove_tree(aside)
     else:
         with suppress(FileNotFoundError):
             disk.unlink(path)
 
 
-def _remove_tree(folder: Path) -> None:
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all that is in it, if it is there; a crash leaves a part of it."""
     if folder.is_symlink() or not folder.is_dir():
         return
     with os.scandir(folder) as entries:
         inside = [(Path(entry), entry.is_dir(follow_symlinks=False)) for entry in entries]
     for path, is_folder in inside:
         if is_folder:
-            _remove_tree(path)
+            remove_tree(path)
         else:
             disk.unlink(path)
     disk.rmdir(folder)
@@ -234,18 +235,16 @@ def temporary_folder() -> AbstractContextManager[str]:
 def lock(path: Path, what: str, shared: bool = False) -> Iterator[Callable[[], None]]:
     """Hold `path` as a lock; JournalError where another process does. The text inside is only for people.
 
-    What is handed out turns it into a shared lock, for readers of what is finished. Where a shared one cannot be
-    made, nobody can write there either.
+    What is handed out turns it into a shared lock, for readers of what is finished. Those may also be without the
+    right to write: they hold the file as it is, and nothing where nobody ever made one.
     """
     try:
-        descriptor = disk.create(path)
+        descriptor, writable = _lock_file(path, shared)
     except FileNotFoundError:
+        if shared and path.parent.is_dir():
+            yield lambda: None
+            return
         raise JournalError(f"{what} was in use by a run that just ended; run the command again") from None
-    except OSError as error:
-        if not shared or error.errno not in READ_ONLY:
-            raise
-        yield lambda: None
-        return
     try:
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -260,12 +259,25 @@ def lock(path: Path, what: str, shared: bool = False) -> Iterator[Callable[[], N
         if not _is_open(path, descriptor):
             # its holder removed it between our open and our lock, and a third may hold a new one
             raise JournalError(f"{what} was in use by a run that just ended; run the command again")
-        with naming(path):
-            disk.truncate(descriptor, 0)
-            write_at(descriptor, memoryview(f"process {os.getpid()} on {socket.gethostname()}".encode()), 0)
+        if writable:
+            with naming(path):
+                disk.truncate(descriptor, 0)
+                write_at(
+                    descriptor, memoryview(f"process {os.getpid()} on {socket.gethostname()}".encode()), 0
+                )
         yield lambda: fcntl.flock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
+
+
+def _lock_file(path: Path, shared: bool) -> tuple[int, bool]:
+    """A lock's descriptor, made if it is not there, and whether it may be written to: a shared one need not."""
+    try:
+        return disk.create(path), True
+    except OSError as error:
+        if not shared or error.errno not in READ_ONLY:
+            raise
+        return os.open(path, os.O_RDONLY), False
 
 
 def _is_open(path: Path, descriptor: int) -> bool:

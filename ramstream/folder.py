@@ -145,18 +145,18 @@ def write(path: Path, data: bytes) -> str:
 
 def with_dtype(config: bytes, name: str) -> bytes:
     """config.json with its `dtype`/`torch_dtype` set, also in `text_config`; all other bytes stay."""
-    done, position = b"", 0
-    for found in re.finditer(rb'("(?:torch_)?dtype"\s*:\s*)"(?:[^"\\]|\\.)*"', config):
-        marked = config[: found.start()] + found[1] + b'"ramstream was here"' + config[found.end() :]
-        if _holds_dtype(json.loads(marked), "ramstream was here"):
-            done += config[position : found.start()] + found[1] + json.dumps(name).encode()
-            position = found.end()
-    return done + config[position:]
+    text, new = config.decode(), json.dumps(name)
+    found = _dtypes(text, _after_space(text, 0), "text_config")
+    return _replaced(text, ((member.value, member.end, new) for member in found))
 
 
-def _holds_dtype(config: Any, value: str) -> bool:
-    parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
-    return any(part.get(key) == value for part in parts for key in ("dtype", "torch_dtype"))
+def _dtypes(text: str, opening: int, below: str | None = None) -> Iterator[_Member]:
+    """The dtypes in the object that opens at `opening`, and in its members `below`, in order."""
+    for member in _members(text, opening):
+        if member.key in ("dtype", "torch_dtype") and text[member.value] == '"':
+            yield member
+        elif member.key == below and text[member.value] == "{":
+            yield from _dtypes(text, member.value)
 
 
 def without_quantization(config: bytes) -> bytes:
@@ -164,10 +164,34 @@ def without_quantization(config: bytes) -> bytes:
 
     A member goes with one comma beside it and the space after that, the last member with what is before it.
     """
-    text, done, position = config.decode(), "", 0
-    for begin, end in _members_to_drop(text, _after_space(text, 0), "text_config"):
-        done, position = done + text[position:begin], end
-    return (done + text[position:]).encode()
+    text = config.decode()
+    ranges = _ranges_to_drop(text, _after_space(text, 0), "text_config")
+    return _replaced(text, ((begin, end, "") for begin, end in ranges))
+
+
+def _ranges_to_drop(text: str, opening: int, below: str | None = None) -> Iterator[tuple[int, int]]:
+    """Ranges to cut out of the object that opens at `opening`, and out of its members `below`, in order."""
+    kept = (member.begin for member in _members(text, opening) if member.key != _QUANTIZATION)
+    last_kept, before = max(kept, default=-1), opening + 1
+    for member in _members(text, opening):
+        if member.key != _QUANTIZATION:
+            if member.key == below and text[member.value] == "{":
+                yield from _ranges_to_drop(text, member.value)
+        elif member.begin < last_kept:
+            yield member.begin, member.following
+        else:
+            yield before, member.end
+        before = member.end
+
+
+def _replaced(text: str, changes: Iterable[tuple[int, int, str]]) -> bytes:
+    """A text with other texts instead of some of its ranges, given in order."""
+    parts: list[str] = []
+    position = 0
+    for begin, end, new in changes:
+        parts += text[position:begin], new
+        position = end
+    return "".join([*parts, text[position:]]).encode()
 
 
 @dataclass(frozen=True)
@@ -178,20 +202,8 @@ class _Member:
     begin: int
     value: int
     end: int
-
-
-def _members_to_drop(text: str, opening: int, below: str | None = None) -> Iterator[tuple[int, int]]:
-    """Ranges to cut out of the object that opens at `opening`, and out of its members `below`, in order."""
-    members = list(_members(text, opening))
-    last_kept = max((i for i, member in enumerate(members) if member.key != _QUANTIZATION), default=-1)
-    for i, member in enumerate(members):
-        if member.key != _QUANTIZATION:
-            if member.key == below and text[member.value] == "{":
-                yield from _members_to_drop(text, member.value)
-        elif i < last_kept:
-            yield member.begin, members[i + 1].begin
-        else:
-            yield members[i - 1].end if i else opening + 1, member.end
+    following: int
+    """Where the next member begins, or the object closes."""
 
 
 def _members(text: str, opening: int) -> Iterator[_Member]:
@@ -202,9 +214,10 @@ def _members(text: str, opening: int) -> Iterator[_Member]:
         key, end = decoder.raw_decode(text, begin)
         value = _after_space(text, _after_space(text, end) + 1)
         _, end = decoder.raw_decode(text, value)
-        yield _Member(key, begin, value, end)
-        begin = _after_space(text, end)
-        begin = _after_space(text, begin + 1) if text[begin] == "," else begin
+        following = _after_space(text, end)
+        following = _after_space(text, following + 1) if text[following] == "," else following
+        yield _Member(key, begin, value, end, following)
+        begin = following
 
 
 def _after_space(text: str, position: int) -> int:

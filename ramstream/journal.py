@@ -16,6 +16,7 @@ import xxhash
 
 from ramstream import durable
 from ramstream.durable import write_at
+from ramstream.errors import IntegrityError
 
 Line = dict[str, Any]
 
@@ -89,11 +90,15 @@ class Journal:
         return positions
 
     def read(self, position: int) -> Line:
-        """The record that `append` or `replay` placed there."""
+        """The record that `append` or `replay` placed there. IntegrityError where it is not there any more."""
         with open(self.path, "rb") as file:
             file.seek(position)
             record = _parse(file.readline())
-        assert record is not None, f"{self.path}: the line at {position} was intact when it was replayed"
+        if record is None:
+            raise IntegrityError(
+                f"{self.path}: the line at byte {position:,} was whole before and is not now; look after that disk "
+                "and run the same command again, it goes on from the lines before"
+            )
         return record
 
     def close(self) -> None:

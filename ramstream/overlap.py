@@ -18,7 +18,9 @@ import json
 import math
 import os
 import re
+import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +44,7 @@ BITS = "changed"
 JOURNAL = "journal.jsonl"
 LOCK = "lock"
 _NEW = ".new-"
-"""Between the name of a store and the number of the process that is making it."""
+"""Between the name of a store and the unique one of whoever is making it."""
 
 
 class OverlapStore:
@@ -74,21 +76,21 @@ class OverlapStore:
     @classmethod
     def create(cls, path: Path, plan: CountPlan, bits: bool) -> OverlapStore:
         """Make an empty store for a plan, with or without room for the bits; it appears under its name whole."""
-        new = path.with_name(f"{path.name}{_NEW}{os.getpid()}")
+        new = path.with_name(f"{path.name}{_NEW}{uuid.uuid4().hex}")
         try:
             cls._begin(new, plan, bits)
             durable.disk.rename(new, path)
         except OSError:
-            if not path.exists():
+            with suppress(OSError):
+                durable.remove_tree(new)
+            if not path.exists():  # otherwise another run was quicker; whoever locks the store first uses it
                 raise
-            durable.remove(new)  # another run was quicker; whoever locks the store first uses it
         durable.sync(path.parent)
         return cls(path)
 
     @staticmethod
     def _begin(new: Path, plan: CountPlan, bits: bool) -> None:
         """Make an empty store, on disk, under a name that nobody looks for."""
-        durable.remove(new)
         attributes = {
             "format": FORMAT,
             "complete": False,
@@ -199,15 +201,15 @@ class OverlapStore:
             "stored": list(stored) if self.has_bits else [],
             "tallies": xxhash.xxh3_64_hexdigest(tallies.tobytes()),
         }
+        for path in list(self.path.parent.iterdir()):
+            if re.fullmatch(rf"{re.escape(self.path.name + _NEW)}[0-9a-f]+", path.name):
+                durable.remove_tree(path)  # of a run that was killed, or that was not as quick as this one
         self.check_bits()  # they were fsynced before their grains were vouched for
         durable.sync(self.path)
         metadata = self.path / "zarr.json"
         whole = json.loads(metadata.read_text())
         whole["attributes"] = self.attributes
         durable.write_whole(metadata, json.dumps(whole).encode())
-        for path in list(self.path.parent.iterdir()):
-            if re.fullmatch(rf"{re.escape(self.path.name + _NEW)}\d+", path.name):
-                durable.remove(path)  # of a run that was killed, or that was not as quick as this one
 
     def check_bits(self) -> None:
         """IntegrityError where the bits of a grain are not there: zarr reads a missing chunk as zeros."""

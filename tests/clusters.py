@@ -71,8 +71,8 @@ class Machines:
         nanny = [] if "--nworkers" in words else ["--no-nanny"]
         return self._start("worker", [*usual, *nanny, *words], inside, **environment)
 
-    def threads(self) -> int:
-        """Threads of all workers that are there."""
+    def workers(self) -> int:
+        """How many workers are there."""
         return len(self.ask("ncores"))
 
     def ask(self, question: str) -> dict[str, object]:
@@ -87,7 +87,7 @@ class Machines:
 
     def wait(self, workers: int) -> Machines:
         """Until exactly so many workers are there."""
-        until(lambda: self.threads() == workers)
+        until(lambda: self.workers() == workers)
         return self
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import cli, contents, family, units, write_family
+from runs import cli, contents, family, small_steps, units, write_family
 
 from ramstream import queries, record, verify  # before grains shrink: what is loaded then stays so
 from ramstream.engine import forecast, worker
@@ -40,6 +40,18 @@ def small_grains(size: int = SMALL) -> Iterator[None]:
         patch.setattr(worker, "_WORDS", size // 64)
         patch.setattr(record, "make_record", lambda *parts: replace(make(*parts), grain=size))
         yield
+
+
+def small_units(size: int = SMALL) -> Any:
+    """A fixture of a module: runs of several units in a moment, each vouched for by itself."""
+
+    @pytest.fixture(scope="module", autouse=True)
+    def small() -> Iterator[None]:
+        with small_grains(size), small_steps(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", lambda descriptor: None)  # nothing crashes, so it need not wait
+            yield
+
+    return small
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,12 @@ class Family:
         return command(*self.argv(out, *more))
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    """A family that nobody changes."""
+    return Family(tmp_path_factory.mktemp("in"))
+
+
 def work_of(out: Path) -> Path:
     """Where a merge into `out` is built."""
     return out.with_name(out.name + ".ramstream")
@@ -117,7 +135,7 @@ class Call:
     @property
     def kind(self) -> tuple[str, str]:
         """Calls alike: of whatever chunk, tally or temporary store."""
-        file = re.sub(r"\.new-\d+", ".new-N", self.file)
+        file = re.sub(r"\.new-[0-9a-f]+", ".new-N", self.file)
         file = re.sub(r"/c/0/\d+$", "/c/0/N", file)
         return self.name, re.sub(r"zarr/(?!changed|journal|lock|zarr)[a-z].*", "zarr/TALLY", file)
 

@@ -34,7 +34,7 @@ import hostile
 import numpy as np
 import torch
 from folders import Model, agents_of, folder, normal, raw, tensor, weights
-from hostile import mutated
+from hostile import amplified, mutated
 from safetensors import SafetensorError, deserialize
 
 import ramstream
@@ -51,6 +51,8 @@ SECONDS = 20
 """What a case may take; the usual one takes a thousandth of one."""
 ADDRESSES = 1 << 30
 """Bytes of address space that all cases together may add."""
+GROWN_SECONDS, GROWN_ADDRESSES = 5, 1 << 29
+"""The same for a case whose files have some MB, and ask for much; of processor time."""
 PEAK = 48 << 20
 """Bytes that Python may allocate at once in a case; its files have a few KB, at most some 100 KB."""
 LONGEST = 20_000
@@ -262,6 +264,47 @@ def _pickle(rng: Random, files: Files) -> Files:
     return {"pytorch_model.bin": _bin({**members, name: changed})}
 
 
+def _shared(rng: Random, files: Files) -> Files:
+    members, _ = _PROGRAMS[0]
+    name = next(name for name in members if name.endswith("data.pkl"))
+    return {"pytorch_model.bin": _bin({**members, name: amplified.a_pickle(rng)})}
+
+
+def _more_tensors(rng: Random, files: Files) -> Files:
+    return {hostile.NAME: amplified.tensors(rng, files[hostile.NAME], _MORE_NAMES)}
+
+
+def _longer(file: str) -> Damage:
+    return lambda rng, files: {file: amplified.json_text(rng, files[file], _MORE_NAMES)}
+
+
+def _longer_config(rng: Random, files: Files) -> Files:
+    """A config, and at times the weights beside it."""
+    return {**_longer("config.json")(rng, files), **(_more_tensors(rng, files) if rng.random() < 0.5 else {})}
+
+
+def _longer_adapter(rng: Random, files: Files) -> Files:
+    """A config and the weights it is about, which are looked for in one another."""
+    changed = {}
+    if rng.random() < 0.8:
+        changed = _longer("adapter_config.json")(rng, files)
+    if not changed or rng.random() < 0.6:
+        name = "adapter_model.safetensors"
+        changed[name] = amplified.tensors(rng, files[name], _MORE_NAMES)
+    return changed
+
+
+_MORE_NAMES = (
+    "dtype",
+    "quantization_config",
+    "a{9000}",
+    "(a|b){99}.*",
+    ".lora_A.weight",
+    "x.weight_scale",
+    "é",
+)
+
+
 def _odd() -> dict[str, torch.Tensor]:
     """Tensors that pickle in other ways: one with an attribute, one of a dtype without a storage of its own."""
     named = torch.ones(2, 3)
@@ -348,6 +391,8 @@ class Kind:
     roles: tuple[str, ...] = ("base", "agent", "agent")
     share: int = 2
     """Of all cases, as many times as others."""
+    grown: bool = False
+    """Whether a case is larger than a good folder, so that it may take longer."""
 
 
 KINDS = {
@@ -364,6 +409,16 @@ KINDS = {
     "bin index": Kind(_bins, _index),
 }
 
+GROWN = {
+    "shared values": Kind(_one_bin, _shared, ("agent",), grown=True),
+    "many tensors": Kind(_plain, _more_tensors, grown=True),
+    "long index": Kind(_sharded, _longer(hostile.INDEX), grown=True),
+    "long config": Kind(_blocks, _longer_config, ("base",), grown=True),
+    "long tokenizer": Kind(_tokenized, _longer("tokenizer_config.json"), grown=True),
+    "long adapter": Kind(_lora, _longer_adapter, ("agent",), grown=True),
+}
+"""Small files that make a careless reader work for long."""
+
 
 # --- one case ---
 
@@ -372,7 +427,7 @@ class Bench:
     """Folders of one kind in `home`, where case after case is written, checked and undone."""
 
     def __init__(self, home: Path, name: str) -> None:
-        self.home, self.name, self.kind = home / name.replace(" ", "-"), name, KINDS[name]
+        self.home, self.name, self.kind = home / name.replace(" ", "-"), name, (KINDS | GROWN)[name]
         self.good, self.files = {}, {}
         for role in ("agent", "base"):
             for place in ("good", "bad"):
@@ -401,7 +456,8 @@ class Bench:
         """How a case ends, in a word; a Finding where it ends as none may. `whole`: merge it, too."""
         role, rng = self.write(number)
         try:
-            with within(SECONDS, f"{self.name} {number}"):
+            seconds = GROWN_SECONDS if self.kind.grown else SECONDS
+            with within(seconds, f"{self.name} {number}", processor=self.kind.grown):
                 return self._end(role, rng, whole)
         finally:
             self.undo(role)
@@ -413,7 +469,7 @@ class Bench:
             opened = Checkpoint.open(path)
         if refused:
             return "refused"
-        if rng.random() < 0.7:
+        if rng.random() < 0.7 and not self.kind.grown:  # others take long for those
             compare(opened)
         if role == "base" and opened.config is not None:
             with watched(reads=path, text=role):
@@ -534,19 +590,20 @@ def bytes_of(content: bytes, info: TensorInfo) -> bytes:
 
 
 @contextmanager
-def within(seconds: float, what: str) -> Iterator[None]:
-    """Hang where the block takes longer."""
+def within(seconds: float, what: str, processor: bool = False) -> Iterator[None]:
+    """Hang where the block takes longer; or more of the `processor`'s time, which other work does not stretch."""
+    timer, alarm = (signal.ITIMER_PROF, signal.SIGPROF) if processor else (signal.ITIMER_REAL, signal.SIGALRM)
 
     def end(*_: object) -> None:
         raise Hang(f"{what}: after {seconds} s still going")
 
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(alarm, end)
+    signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(timer, 0)
+        signal.signal(alarm, before)
 
 
 @contextmanager
@@ -678,16 +735,16 @@ def dealt(kind: str, cases: int) -> int:
 
 
 def run(home: Path, name: str, numbers: range, merge_every: int = 150) -> Report:
-    """Check cases of one kind; of those that can be merged one in so many is, of all one in 20 is measured."""
+    """Check cases of a kind; of those that can be merged one in so many is, of small ones one in 20 is measured."""
     bench, report, planned = Bench(home, name), Report(), 0
     with suppress(Finding):
         bench.check(-1, whole=True)  # what is loaded on first use
-    with bounded_memory():
+    with bounded_memory(GROWN_ADDRESSES if bench.kind.grown else ADDRESSES):
         for number in numbers:
             try:
                 end = (
                     _measured(bench, number)
-                    if number % 20 == 0
+                    if number % 20 == 0 and not bench.kind.grown
                     else bench.check(number, planned >= merge_every)
                 )
                 planned = planned + 1 if end == "planned" else 0 if end in ("merged", "unmerged") else planned

@@ -8,15 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import faults
 import numpy as np
 import pytest
-from faults import Call, Calls, Said, command, refusal, small_grains, work_of
-from runs import Tensor, promised, random_bits, small_steps, write_family
+from faults import Call, Calls, Said, command, refusal, work_of
+from runs import Tensor, promised, random_bits, write_family
 
 UNIT = 1 << 16
 """Elements of a grain here."""
@@ -24,12 +25,7 @@ UNIT = 1 << 16
 SIZE = 11 * UNIT + 100
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_units() -> Iterator[None]:
-    """Runs of twelve units in a moment, each vouched for by itself; nothing crashes, so fsync need not wait."""
-    with small_grains(UNIT), small_steps(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
+small_units = faults.small_units(UNIT)
 
 
 @dataclass

@@ -500,7 +500,7 @@ def test_a_worker_without_ramstream_is_refused(
     another(PYTHONPATH=str(tmp_path))
     with pytest.raises(PlanError, match="lacks ramstream: no ramstream here; install the same on all hosts"):
         run(model.plan(), tmp_path / "out", on(machines))
-    assert machines.threads() == 3, "nobody died of it"
+    assert machines.workers() == 3, "nobody died of it"
     assert not work_of(tmp_path / "out").exists()
 
 
@@ -646,12 +646,37 @@ def test_a_file_system_without_hard_links_is_refused_by_name(
     def link(self: durable.Disk, source: Path, target: Path) -> None:
         raise OSError(errno.EPERM, "Operation not permitted", str(source))
 
+    began: list[Event] = []
     with monkeypatch.context() as patch:
         patch.setattr(durable.Disk, "link", link)
         with pytest.raises(PlanError, match=r"cannot be a hard link .*which --scheduler needs there"):
-            run(model.plan("ram"), tmp_path / "out", on(machines))
-    run(model.plan("ram"), tmp_path / "out")
-    assert_same(tmp_path / "out", model.good("ram"))
+            merge(model.plan(), tmp_path / "out", on(machines), listener=began.append)
+    assert began == [], "it is said before hours of counting"
+    run(model.plan(), tmp_path / "out")
+    assert_same(tmp_path / "out", model.good())
+
+
+def test_missing_hard_links_are_found_by_a_look_that_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lending.refuse_no_links(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+    numbers = [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK]
+
+    def link(self: durable.Disk, source: Path, target: Path) -> None:
+        raise OSError(numbers.pop(), "no links", str(source))
+
+    monkeypatch.setattr(durable.Disk, "link", link)
+    while numbers:
+        with pytest.raises(
+            PlanError, match=rf"^{tmp_path}/.* cannot be a hard link \(no links\), which --sch"
+        ):
+            lending.refuse_no_links(tmp_path)
+    numbers.append(errno.EIO)
+    with pytest.raises(OSError, match="no links"):
+        lending.refuse_no_links(tmp_path)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_lent_folder_is_known_by_what_is_in_it(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import zarr
 from crash import found
+from disks import bound_by_permissions
 from test_architecture import PACKAGE, SOURCES
 
 from ramstream import durable
@@ -103,6 +104,41 @@ with durable.lock(Path({str(path)!r}), "OUT"):
     with durable.lock(path, "OUT"):
         assert path.read_text().startswith(f"process {os.getpid()} on ")
     with durable.lock(path, "OUT"):
+        pass
+
+
+def test_a_shared_lock_without_the_right_to_write_is_one(tmp_path: Path) -> None:
+    """Whoever has the right may still hold it, or want it."""
+    path = tmp_path / "lock"
+    path.touch()
+    path.chmod(0o444)
+    with open(path) as other, bound_by_permissions():
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(JournalError, match="is in use by"), durable.lock(path, "STORE", shared=True):
+            pass
+        fcntl.flock(other, fcntl.LOCK_UN)
+        with durable.lock(path, "STORE", shared=True) as share:
+            share()
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(PermissionError), durable.lock(path, "STORE"):
+            pass
+
+
+def test_what_nobody_ever_locked_and_nobody_may_write_to_needs_no_lock(tmp_path: Path) -> None:
+    """As a store that was copied without its lock to a disk that is read-only."""
+    tmp_path.chmod(0o555)
+    try:
+        with bound_by_permissions(), durable.lock(tmp_path / "lock", "STORE", shared=True) as share:
+            share()
+            assert list(tmp_path.iterdir()) == []
+    finally:
+        tmp_path.chmod(0o755)
+    with (
+        pytest.raises(JournalError, match="in use by a run that just ended"),
+        durable.lock(tmp_path / "gone" / "lock", "STORE", shared=True),
+    ):
         pass
 
 

@@ -3,6 +3,13 @@
 import errno
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +17,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import Tensor, plan_of, random_bits, stopped, units, write_family
+from runs import Stop, Tensor, plan_of, random_bits, stopped, units, write_family
 
 from ramstream import Limits, cli, count, merge, overlap
-from ramstream.engine import ahead, forecast, passes, tasks, worker
+from ramstream.engine import ahead, forecast, passes, signals, tasks, worker
 from ramstream.engine.events import Advanced, Event
 from ramstream.engine.limits import capacity
 from ramstream.engine.signals import held_back
-from ramstream.errors import IntegrityError, JournalError, RamstreamError
+from ramstream.errors import DiskFullError, IntegrityError, JournalError, RamstreamError
 from ramstream.plan import CountPlan, MatchOptions, MergePlan, Space
 from ramstream.types import GRAIN, Dtype
 
@@ -232,6 +239,7 @@ def _twice(called: list[int]) -> None:
 
 def test_who_asks_twice_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[int] = []
+    monkeypatch.setattr(signals, "insisted", None)
 
     def stop(number: int, frame: object) -> None:
         called.append(number)
@@ -245,6 +253,125 @@ def test_who_asks_twice_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         assert signal.getsignal(signal.SIGINT) is stop
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+HANGING = """
+import os, threading
+from ramstream import cli
+
+def hang(*arguments):
+    if threading.current_thread() is threading.main_thread():
+        return preadv(*arguments)
+    print(flush=True)
+    threading.Event().wait()
+
+preadv, os.preadv = os.preadv, hang
+cli.main()
+"""
+"""The command on a disk that hangs."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_asked_twice_ends_while_its_reads_hang(
+    number: signal.Signals, model: list[Path], tmp_path: Path
+) -> None:
+    words = ["merge", *map(str, model), "-o", str(tmp_path / "out"), "-q", "--device", "cpu"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGING, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdout is not None
+    try:
+        process.stdout.readline()
+        process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=10)
+    finally:
+        process.kill()
+    assert (process.returncode, said) == (128 + number, "stopped; the same command goes on from here\n")
+    assert not merge(plan_of(model), tmp_path / "out", Limits(workers=1)).already_complete
+
+
+@dataclass
+class Hands:
+    """Does every task at once; that is seen now, at the next look, or too late."""
+
+    setup: worker.Setup
+    fates: list[str]
+    room: int = 3
+    patience: float | None = None
+    next: list[Callable[[], None]] = field(default_factory=list)
+
+    def submit(self, task: Any, works: Any, flying: int) -> Any:
+        what, when = self.fates.pop(0).split()
+        future = Late()
+        if what == "lost":
+            end = partial(future.set_exception, OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
+        else:
+            end = partial(future.set_result, task(self.setup, works))
+        if when == "now":
+            end()
+        elif when == "next":
+            self.next.append(end)
+        else:
+            future.end = end
+        return future
+
+    def watch(self) -> None:
+        while self.next:
+            self.next.pop()()
+
+
+class Late(Future[Any]):
+    """Ends when it is too late to cancel it."""
+
+    end: Callable[[], None] | None = None
+
+    def cancel(self) -> bool:
+        if self.end is not None:
+            self.end()
+        return False
+
+
+@pytest.mark.parametrize(
+    ("fates", "vouched"),
+    [
+        (["well now", "lost now", "well now"], 0),
+        (["well now", "lost next", "well next"], 0),
+        (["lost now", "well late", "well late"], 0),
+        (["stop now", "lost late", "well late"], 1),
+    ],
+    ids=["with it", "before it", "after it", "while it stops"],
+)
+def test_nothing_is_vouched_for_that_comes_in_about_the_time_of_an_error_of_the_system(
+    fates: list[str], vouched: int, model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker's fsync, or write, was told of the loss; after that another's of the same file is told of none."""
+    plan, out = plan_of(model, "ram"), tmp_path / "out"
+    stops = fates[0] == "stop now"
+
+    @contextmanager
+    def executor(found: object, setup: worker.Setup) -> Iterator[Hands]:
+        yield Hands(setup, list(fates))
+        tasks.release(setup.token)
+
+    def listen(event: Event) -> None:
+        if stops and isinstance(event, Advanced):
+            raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(passes, "executor", executor)
+        patch.setattr(passes, "TASK_UNITS", 1)
+        patch.setattr(passes, "BATCH_SECONDS", 0.0 if stops else 3600.0)
+        with pytest.raises((Stop, DiskFullError)):
+            merge(plan, out, Limits(workers=1, device="cpu"), listener=listen)
+    assert units(tmp_path / "out.ramstream" / "journal.jsonl") == vouched
+    assert merge(plan, out, Limits(workers=1)).out == out
 
 
 def test_nothing_is_vouched_for_after_an_fsync_that_failed(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import faults
 import pytest
 from disks import bound_by_permissions, mounted, remount
 from faults import (
@@ -26,25 +27,13 @@ from faults import (
     command,
     is_one_of,
     refusal,
-    small_grains,
     unreadable,
     vouched,
     work_of,
 )
-from runs import contents, promised, small_steps
+from runs import contents, promised
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_units() -> Iterator[None]:
-    """Runs of several units in a moment, each vouched for by itself; nothing crashes, so fsync need not wait."""
-    with small_grains(), small_steps(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Family:
-    return Family(tmp_path_factory.mktemp("in"))
+small_units, made = faults.small_units(), faults.made
 
 
 @pytest.fixture(scope="module")
@@ -401,15 +390,6 @@ def test_a_range_that_cannot_be_read_in_the_second_pass_is_named(
     assert vouched(out) >= before
     assert made.merge(out).code == 0
     assert contents(out) == good
-
-
-def break_under(file: Path, image: Path) -> None:
-    """Cut the image of a disk where the last block of a file on it lies: reading that is an input/output error."""
-    with open(file, "rb") as opened:
-        size = os.fstat(opened.fileno()).st_blksize
-        last = array.array("i", [(file.stat().st_size - 1) // size])
-        fcntl.ioctl(opened, 1, last)  # FIBMAP
-    os.truncate(image, last[0] * size)
 
 
 def test_a_disk_that_is_broken_under_an_input_is_named(

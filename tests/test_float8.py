@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import folders
+import fuzz
 import hostile
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from ramstream import Checkpoint
 from ramstream.checkpoint.float8 import dequantised, scales_as_float32
 from ramstream.checkpoint.refused import refusals
 from ramstream.errors import CheckpointError
-from ramstream.folder import without_quantization
+from ramstream.folder import with_dtype, without_quantization
 from ramstream.kernels.blocks import dequantise
 from ramstream.plan import MatchOptions
 from ramstream.types import Dtype, Scaled, Strided, TensorInfo
@@ -232,17 +233,17 @@ FAULTS: dict[str, tuple[Described, object, str]] = {
     "block size is a number": (
         {"a.weight": WEIGHT, "a.scale": SCALE},
         {"quantization_config": {"weight_block_size": 128}},
-        "agent-b: config.json: weight_block_size is 128, not two positive integers; ",
+        "agent-b/config.json: weight_block_size is 128, not two positive integers; ",
     ),
     "block size is negative": (
         {"a.weight": WEIGHT, "a.scale": SCALE},
         {"quantization_config": {"weight_block_size": [128, -128]}},
-        "agent-b: config.json: weight_block_size is [128, -128], not two positive integers; ",
+        "agent-b/config.json: weight_block_size is [128, -128], not two positive integers; ",
     ),
     "block size holds a boolean": (
         {"a.weight": WEIGHT, "a.scale": SCALE},
         {"text_config": {"quantization_config": {"weight_block_size": [128, True]}}},
-        "agent-b: config.json: weight_block_size is [128, True], not two positive integers; ",
+        "agent-b/config.json: weight_block_size is [128, True], not two positive integers; ",
     ),
 }
 
@@ -494,6 +495,12 @@ SCALARS = st.sampled_from([1, -2.5e-7, None, True, "quantization_config", '{"', 
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(st.tuples(KEYS, inner), max_size=4), max_leaves=12)
 
 
+DTYPE_KEYS = st.sampled_from(["dtype", "torch_dtype", "text_config", "a"])
+DTYPE_VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(st.tuples(DTYPE_KEYS, inner), max_size=4), max_leaves=12
+)
+
+
 @given(st.lists(st.tuples(KEYS, VALUES), max_size=5), st.data())
 @settings(quick, max_examples=400)
 def test_quantization_goes_from_any_config(config: Any, data: st.DataObject) -> None:
@@ -527,6 +534,36 @@ CONFIGS = [
     ('{"vision_config": {"quantization_config": 1}}', '{"vision_config": {"quantization_config": 1}}'),
     ('{"a": "\\"quantization_config\\": {}", "b": NaN}', '{"a": "\\"quantization_config\\": {}", "b": NaN}'),
 ]
+
+
+def redone(pairs: Any, below: bool = True) -> Any:
+    """An object of [key, value] with its dtypes, and those in `text_config`, called F."""
+    return [
+        (
+            key,
+            "F"
+            if key in ("dtype", "torch_dtype") and isinstance(value, str)
+            else redone(value, False)
+            if key == "text_config" and below and isinstance(value, list)
+            else value,
+        )
+        for key, value in pairs
+    ]
+
+
+@given(st.lists(st.tuples(DTYPE_KEYS, DTYPE_VALUES), max_size=5))
+@settings(quick, max_examples=400)
+def test_dtypes_of_any_config_are_changed(config: Any) -> None:
+    text = rendered(config, lambda: " ")
+    found = with_dtype(text.encode(), "F").decode()
+    assert found == rendered(redone(config), lambda: " ")
+
+
+def test_configs_are_changed_at_once() -> None:
+    many = b'{"a": 1' + b', "torch_dtype": "float32", "quantization_config": 1, "b": 2' * 100_000 + b"}"
+    with fuzz.within(5, "100,000 members", processor=True):
+        changed = with_dtype(without_quantization(many), "float16")
+    assert changed == b'{"a": 1' + b', "torch_dtype": "float16", "b": 2' * 100_000 + b"}"
 
 
 @pytest.mark.parametrize(("before", "after"), CONFIGS)

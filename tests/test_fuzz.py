@@ -52,15 +52,33 @@ def test_many_cases_end_as_they_may(kind: str, tmp_path: Path) -> None:
     check(tmp_path, kind, fuzz.dealt(kind, MANY))
 
 
-@pytest.mark.parametrize("kind", fuzz.KINDS)
+@pytest.mark.parametrize("kind", fuzz.GROWN)
+def test_small_files_that_ask_for_much_are_soon_done(kind: str, tmp_path: Path) -> None:
+    check_grown(tmp_path, kind, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", fuzz.GROWN)
+def test_many_small_files_that_ask_for_much_are_soon_done(kind: str, tmp_path: Path) -> None:
+    check_grown(tmp_path, kind, MANY // 250)
+
+
+def check_grown(home: Path, kind: str, cases: int) -> None:
+    """No case of these is a finding."""
+    report = fuzz.run(home, kind, range(cases))
+    assert not report.findings, "\n".join(report.findings[:20])
+    assert sum(report.ends.values()) == cases
+
+
+@pytest.mark.parametrize("kind", [*fuzz.KINDS, *fuzz.GROWN])
 def test_a_case_is_the_same_every_time(kind: str, tmp_path: Path) -> None:
-    written = []
+    written, cases = [], 3 if kind in fuzz.GROWN else 40
     for home in "ab":
         bench = fuzz.Bench(tmp_path / home, kind)
-        for number in range(40):
+        for number in range(cases):
             role, rng = bench.write(number)
             written.append((role, rng.random(), bench.changed))
-    assert written[:40] == written[40:]
+    assert written[:cases] == written[cases:]
 
 
 def test_a_case_can_be_looked_at(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ import folders
 import fuzz
 import hostile
 import pytest
-from hostile import adapters, archives, beside, headers, places
+from hostile import adapters, amplified, archives, beside, headers, places
 
 from ramstream import Checkpoint, Limits, RamPlus, merge, plan_merge
+from ramstream.checkpoint.folder import _what_else
 from ramstream.checkpoint.patterns import Patterns
 from ramstream.errors import CheckpointError
 from ramstream.verify import verify_output
@@ -111,8 +112,20 @@ def bounded(memory: int = 1 << 30, seconds: float = 30) -> Iterator[None]:
         yield
 
 
-@pytest.mark.soak
-@table(headers.HUGE, archives.HUGE)
+QUICK = (
+    *("a text of 100 MB in wide letters", "four million values", "a million names of wide letters"),
+    "a thousand links to 90 MB of metadata",
+)
+"""Large faults that are tried in every check."""
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(*case, id=name, marks=() if name in QUICK else pytest.mark.soak)
+        for name, case in (headers.HUGE | archives.HUGE | adapters.HUGE).items()
+    ],
+)
 def test_a_large_fault_takes_a_gigabyte_and_a_minute_at_most(make: Make, message: str, agent: Path) -> None:
     make(agent)
     with bounded(seconds=60), pytest.raises(CheckpointError) as caught:
@@ -149,6 +162,54 @@ def test_an_index_of_a_million_files_is_not_looked_for_to_its_end(agent: Path) -
     lines = str(caught.value).splitlines()
     assert len(lines) == 501
     assert "the others were not looked for" in lines[-1]
+
+
+SHARED = {
+    ("a dict", "an entry"): (10_000, 10_000),
+    ("a chain of parameters", "an entry"): (10_000, 10_000),
+    ("a chain of subclasses", "an entry"): (10_000, 10_000),
+    ("numbers", "a shape"): (300_000, 1_000),
+    ("a view and nothings", "arguments"): (300_000, 1_500),
+    ("a wide text", "a name"): (10_000_000, 1_000),
+    ("a word of wide letters", "a module and a class"): (1, 200_000),
+    ("a tensor", "nothing, at a place with a hash like others'"): (1, 30_000),
+}
+"""What is shared, as what; its parts, and its uses."""
+
+
+@pytest.mark.parametrize(("case", "size"), SHARED.items(), ids=map(" as ".join, SHARED))
+def test_what_many_entries_share_is_looked_at_once(
+    case: tuple[str, str], size: tuple[int, int], agent: Path
+) -> None:
+    archives.pickle_of(amplified.pickled(*case, *size))(agent)
+    with (
+        fuzz.bounded_memory(fuzz.GROWN_ADDRESSES),
+        fuzz.watched(reads=agent, text="agent"),
+        fuzz.within(3, "open", processor=True),
+    ):
+        Checkpoint.open(agent)
+
+
+def test_only_so_many_tensors_are_read_of_all_files_together(
+    agent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers.honest(agent, 10)
+    headers.links(agent, 5)
+    monkeypatch.setattr("ramstream.checkpoint.opening._MOST_TENSORS", 20)
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint.open(agent)
+    said = str(caught.value)
+    assert "agent: holds more than 20 tensors; save it in fewer, stacked ones" in said
+    assert "3.safetensors" not in said
+
+
+def test_forty_thousand_files_that_are_no_weights_are_told_at_once(agent: Path) -> None:
+    names = [f"{i}.{ending}" for i in range(20_000) for ending in ("gguf", "h5")]
+    with fuzz.within(3, "40,000 names", processor=True):
+        said = _what_else(agent, names)
+    assert "holds GGUF" in said
+    assert "weights of another framework" in said
+    assert said.count("and 19,997 more") == 2
 
 
 @pytest.mark.parametrize("make", adapters.TRAPS.values(), ids=adapters.TRAPS.keys())

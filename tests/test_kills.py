@@ -114,7 +114,7 @@ class Victim:
 
     def kill(self) -> bool:
         """Start the command and end it at a random moment; whether it was there to be ended."""
-        number = self.rng.choice(list(ENDS))
+        number = min(ENDS, key=lambda number: self.signals[number.name] + self.rng.random())
         fresh = not (self.work / "plan.json").exists()
         pid = self.forks.start(*self.words(), slow=self.rng.choice([0.001, 0.002]))
         ready, until = self.reached(), time.monotonic() + 3
@@ -175,8 +175,8 @@ def read(path: Path) -> bytes:
         return b""
 
 
-@pytest.mark.soak
-def test_200_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [12, pytest.param(200, marks=pytest.mark.soak)])
+def test_kills_at_random_moments_lose_nothing(number: int, tmp_path: Path) -> None:
     shapes = {
         "a": ("F8_E4M3", (10 * SMALL + 77,)),
         "ids": ("I64", (99,)),
@@ -193,7 +193,7 @@ def test_200_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
         victim = Victim(forks, paths, tmp_path / "place" / "out", wanted, random.Random(2026))
         victim.out.parent.mkdir()
         began, kills = time.monotonic(), 0
-        while kills < 200:
+        while kills < number:
             killed = victim.kill()
             kills += killed
             victim.check()
@@ -204,10 +204,12 @@ def test_200_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
         f"{kills} kills in {time.monotonic() - began:.0f} s: {dict(victim.phases)}, {dict(victim.signals)}, "
         f"{victim.fresh} of fresh runs, {victim.done} merges ended"
     )
-    assert {phase: n for phase, n in PHASES.items() if victim.phases[phase] < n} == {}
-    assert min(victim.signals.values()) >= 40
-    assert victim.fresh >= 20
-    assert victim.done >= 20
+    if number == 200:
+        assert {phase: n for phase, n in PHASES.items() if victim.phases[phase] < n} == {}
+    assert len(victim.phases) >= 3
+    assert min(victim.signals[end.name] for end in ENDS) >= number // 5
+    assert victim.fresh >= number // 10
+    assert victim.done >= number // 10
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ramstream.checkpoint import reader as reader_module
 from ramstream.checkpoint.reader import BUFFER_ALIGNMENT, MappedReader, PreadReader, open_reader
 from ramstream.durable import OpenFiles
-from ramstream.errors import CheckpointError, IntegrityError, PlanError
+from ramstream.errors import CheckpointError, IntegrityError, UsageError
 from ramstream.memory import MAPPED_SLACK
 
 WAYS = ("mmap", "pread")
@@ -207,8 +207,8 @@ def test_impossible_request_is_a_fault_of_ours(
         open_reader(way, files).read(0, offset, nbytes, alignment)
 
 
-def test_unknown_way_is_a_plan_error(files: list[Path]) -> None:
-    with pytest.raises(PlanError, match="--io aio: no such way of reading; use mmap or pread"):
+def test_an_unknown_way_is_a_word_that_means_nothing(files: list[Path]) -> None:
+    with pytest.raises(UsageError, match="--io aio: no such way of reading; use mmap or pread"):
         open_reader("aio", files)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -40,7 +41,7 @@ from ramstream.engine.events import Event, PassBegan, PassEnded
 from ramstream.engine.ledgers import Ledger, MergeLedger
 from ramstream.engine.place import Place
 from ramstream.engine.worker import UnitResult, Work, Worker
-from ramstream.errors import DiskFullError, IntegrityError, JournalError, PlanError
+from ramstream.errors import DiskFullError, IntegrityError, JournalError, PlanError, RamstreamError
 from ramstream.types import GRAIN
 
 DRIVER = """
@@ -656,6 +657,62 @@ def test_an_output_that_appears_meanwhile_is_kept(tiny: Tiny) -> None:
     assert contents(tiny.out) == contents(tiny.good)
 
 
+@pytest.mark.parametrize("name", ["", "novel.txt"])
+def test_what_appears_meanwhile_and_is_no_model_is_not_overwritten(tiny: Tiny, name: str) -> None:
+    def appear(event: Event) -> None:
+        if name:
+            tiny.out.mkdir(exist_ok=True)
+        (tiny.out / name).write_text("years of work")
+
+    with pytest.raises(PlanError, match=r"holds files but no model|is not a folder"):
+        merge(tiny.plan(), tiny.out, overwrite=True, listener=appear)
+    assert (tiny.out / name).read_text() == "years of work"
+    tiny.out.rename(tiny.root / "elsewhere")
+    run(tiny.plan(), tiny.out)
+    assert contents(tiny.out) == contents(tiny.good)
+
+
+@pytest.mark.parametrize("options", [{"epsilon": 0.3}, {}])
+def test_a_store_is_not_taken_away_from_who_reads_it(tiny: Tiny, options: dict[str, float]) -> None:
+    """By a merge of other counts, that sets it aside, or one that does not keep it."""
+    run(tiny.plan(), tiny.out)
+    keep = None if options else False
+    with durable.lock(tiny.work / "overlap.zarr" / "lock", "it", shared=True):
+        before = os.listdir(tiny.work / "overlap.zarr")
+        with pytest.raises(JournalError, match=r"overlap\.zarr is in use by"):
+            run(tiny.plan(r=0.3, **options), tiny.out, overwrite=True, keep_store=keep)
+        assert os.listdir(tiny.work / "overlap.zarr") == before
+    run(tiny.plan(r=0.3, **options), tiny.out, overwrite=True, keep_store=keep)
+    assert (tiny.work / "overlap.zarr").exists() == (keep is None)
+
+
+def test_files_whose_header_no_fsync_vouched_for_are_made_again(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They look whole to whoever reads them, from the page cache."""
+    written: list[int] = []
+
+    class Failing(durable.Disk):
+        def sync(self, descriptor: int) -> None:
+            if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".safetensors"):
+                raise OSError(errno.EIO, "Input/output error")
+            super().sync(descriptor)
+
+    class Noting(durable.Disk):
+        def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+            if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".safetensors"):
+                written.append(offset)
+            return super().write(descriptor, data, offset)
+
+    monkeypatch.setattr(durable, "disk", Failing())
+    with pytest.raises(RamstreamError, match="Input/output error"):
+        run(tiny.plan(), tiny.out)
+    monkeypatch.setattr(durable, "disk", Noting())
+    run(tiny.plan(), tiny.out)
+    assert written[0] == 0
+    assert contents(tiny.out) == contents(tiny.good)
+
+
 def test_a_store_lies_apart_from_output_and_inputs(tiny: Tiny) -> None:
     for store in (tiny.out, tiny.out / "st", tiny.work / "out", tiny.work, tiny.root):
         with pytest.raises(PlanError, match="overlap"):
@@ -770,14 +827,14 @@ def test_a_full_disk_keeps_what_is_done(
     small.finish()
 
 
-def test_half_a_journal_line_on_a_full_disk_is_written_over(
+def test_half_a_journal_line_on_a_full_disk_is_cut_off_by_the_next_run(
     small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
+    calls: list[int] = []
 
     def half(descriptor: int, data: memoryview, offset: int) -> None:
         calls.append(offset)
-        if len(calls) == 3:
+        if len(calls) == 5:
             os.pwrite(descriptor, data[: len(data) // 2], offset)
             raise OSError(28, os.strerror(28))
         durable.write_at(descriptor, data, offset)
@@ -786,8 +843,8 @@ def test_half_a_journal_line_on_a_full_disk_is_written_over(
         patch.setattr(journal, "write_at", half)
         with pytest.raises(DiskFullError):
             run(small.plan(), small.out, Limits(workers=2, device="cpu"))
-    assert len(calls) > 3, "what was finished by then is vouched for after the failure"
-    assert units(small.work / COUNT) == len(calls) - 3  # two heads, and the half line
+    assert len(calls) == 5, "nothing is vouched for after a failure"
+    assert units(small.work / COUNT) == 2  # two heads before, and the half line after
     small.finish()
 
 

@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from runs import (
     write_folder,
 )
 
-from ramstream import Limits, memory, merge
+from ramstream import Limits, count, memory, merge
 from ramstream.engine import limits
 from ramstream.engine.events import Advanced, Event, PassBegan
 from ramstream.engine.forecast import forecast
@@ -346,19 +346,28 @@ def test_other_parameters_survey_anew_and_use_the_counts(grains: Grains, tmp_pat
     assert contents(out) == contents(grains.good["tensor"])
 
 
-@pytest.mark.parametrize("title", ["selecting", "measuring"])
-def test_a_byte_that_changes_after_it_was_counted_is_found(
-    grains: Grains, tmp_path: Path, title: str
-) -> None:
-    file = sorted(grains.paths[2].glob("*.safetensors"))[0]
+@pytest.fixture
+def flip(grains: Grains) -> Iterator[Callable[[], None]]:
+    """Changes a byte of the second agent's that no sample of the plan's is about; at the end it is as it was."""
+    file, flipped = sorted(grains.paths[2].glob("*.safetensors"))[0], [False]
 
-    def flip() -> None:
+    def change() -> None:
         with open(file, "r+b") as opened:
             opened.seek(150_000)
             byte = opened.read(1)[0]
             opened.seek(150_000)
             opened.write(bytes([byte ^ 1]))
+        flipped[0] ^= True
 
+    yield change
+    if flipped[0]:
+        change()
+
+
+@pytest.mark.parametrize("title", ["selecting", "measuring"])
+def test_a_byte_that_changes_after_it_was_counted_is_found(
+    grains: Grains, tmp_path: Path, title: str, flip: Callable[[], None]
+) -> None:
     def spoil(event: Event) -> None:
         if isinstance(event, PassBegan) and event.title == title:
             flip()
@@ -369,6 +378,36 @@ def test_a_byte_that_changes_after_it_was_counted_is_found(
     flip()
     run(grains.plan("tensor"), out)
     assert contents(out) == contents(grains.good["tensor"])
+
+
+@pytest.mark.parametrize(
+    ("title", "finished"), [("counting and selecting", 2), ("selecting", 1), ("measuring", 2), ("merging", 1)]
+)
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_survey_of_other_bytes_is_found_also_without_the_counts(
+    grains: Grains, tmp_path: Path, title: str, finished: int, counted: bool, flip: Callable[[], None]
+) -> None:
+    """Thresholds of the former bytes were used where the store had been removed, as the first error said, or was
+    one of the new bytes.
+    """
+    out, plan, options = tmp_path / "out", grains.plan("tensor"), {}
+    stopped(plan, out, title, finished)
+    flip()
+    with pytest.raises(IntegrityError, match="agent-2 changed since it was counted"):
+        run(plan, out)
+    shutil.rmtree(tmp_path / "out.ramstream" / "overlap.zarr")
+    if counted:
+        options["store"] = tmp_path / "counts.zarr"
+        count(plan.count, Limits(), options["store"])
+    for _ in range(2):  # and not the second time either
+        with pytest.raises(
+            IntegrityError, match=r"agent-2 changed since it was counted.*remove the unfinished run"
+        ):
+            run(plan, out, **options)
+    flip()
+    if not counted:
+        run(plan, out)
+        assert contents(out) == contents(grains.good["tensor"])
 
 
 def test_the_journal_of_another_merge_is_refused(grains: Grains, tmp_path: Path) -> None:

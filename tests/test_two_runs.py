@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import json
 import os
@@ -12,31 +13,25 @@ import signal
 import stat
 import subprocess
 import sys
+import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import faults
 import pytest
-from faults import Family, command, small_grains, vouched, work_of
+from faults import Family, command, vouched, work_of
 from forks import Forks
-from runs import contents, promised, small_steps
+from runs import contents, plan_of, promised
+from test_architecture import SOURCES
 
 import ramstream
+from ramstream import durable
+from ramstream.overlap import OverlapStore
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_units() -> Iterator[None]:
-    """Runs of several units in a moment, each vouched for by itself; nothing crashes, so fsync need not wait."""
-    with small_grains(), small_steps(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Family:
-    return Family(tmp_path_factory.mktemp("in"))
+small_units, made = faults.small_units(), faults.made
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +151,27 @@ def test_two_runs_on_one_store_end_with_whole_outputs(
     assert ended[6] >= 1
 
 
+def test_two_that_make_one_store_at_once_do_not_touch_what_the_other_has_half_made(
+    made: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also two processes of one number, of two hosts or containers: nothing is locked that is not there yet."""
+    plan, store = plan_of(made.paths).count, tmp_path / "counts"
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    write_tree = durable.write_tree
+
+    def overtaken(new: Path, files: Any) -> None:
+        write_tree(new, files)
+        monkeypatch.setattr(durable, "write_tree", write_tree)
+        before = sorted(new.rglob("*"))
+        OverlapStore.create(store, plan, bits=True)
+        assert sorted(new.rglob("*")) == before
+
+    monkeypatch.setattr(durable, "write_tree", overtaken)
+    assert OverlapStore.create(store, plan, bits=True).digest == plan.digest
+    assert list(tmp_path.iterdir()) == [store], "nothing is left of whoever was slower"
+    assert made.merge(tmp_path / "out", "--store", store).code == 0
+
+
 def test_questions_while_a_merge_works_are_answered_or_refused_and_do_not_disturb_it(
     made: Family, good: dict[str, dict[str, Any]], forks: Forks, tmp_path: Path
 ) -> None:
@@ -240,33 +256,42 @@ def test_a_lock_that_is_held_counts_whatever_is_written_in_it(
 # The machine
 
 
-JUMPS: dict[str, Callable[[float, int], float]] = {
-    "back a day with every look": lambda now, look: now - 86400 * look,
-    "forward a day with every look": lambda now, look: now + 86400 * look,
-    "to the beginning": lambda now, look: float(look % 2),
-    "to and fro": lambda now, look: now + (-1) ** look * 10**9,
-}
+DURATIONS = {"monotonic", "perf_counter", "sleep"}
+"""What of `time` no clock that is set, jumps or differs between hosts has a part in."""
 
 
-@pytest.mark.parametrize("jump", JUMPS.values(), ids=JUMPS.keys())
-def test_a_clock_that_jumps_changes_nothing(
-    made: Family,
-    good: dict[str, dict[str, Any]],
-    jump: Callable[[float, int], float],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    out, looks, real = tmp_path / "out", [0], time.time
+def looks_at_a_clock(source: str) -> list[str]:
+    """Words of a source that ask for the time of day."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name == "datetime"]
+        elif isinstance(node, ast.ImportFrom) and node.module in ("time", "datetime"):
+            names = {alias.name for alias in node.names}
+            found += sorted(names if node.module == "datetime" else names - DURATIONS)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "time":
+            found += [ast.unparse(node)] if node.attr not in DURATIONS else []
+    return found
 
-    def told() -> float:
-        looks[0] += 1
-        return jump(real(), looks[0])
 
-    monkeypatch.setattr(time, "time", told)
-    monkeypatch.setattr(time, "time_ns", lambda: int(told() * 10**9))
-    assert made.merge(out).code == 0
-    assert contents(out) == good["0.1"]
-    assert "already complete" in made.merge(out).out
+def test_looks_at_a_clock_are_told_from_other_words() -> None:
+    source = """
+        import datetime, time
+        from time import sleep, time_ns
+        began, now, later = time.monotonic(), time.time(), time.strftime
+        file.time, times.time
+    """
+    assert sorted(looks_at_a_clock(textwrap.dedent(source))) == [
+        "datetime",
+        "time.strftime",
+        "time.time",
+        "time_ns",
+    ]
+
+
+def test_nothing_depends_on_the_time_of_day() -> None:
+    """So that a clock may jump, or be another host's."""
+    assert {path: words for path in SOURCES if (words := looks_at_a_clock(path.read_text()))} == {}
 
 
 def test_a_clock_that_was_asleep_changes_nothing(

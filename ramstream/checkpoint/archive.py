@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import BinaryIO, NamedTuple, cast
 
+from ramstream.checkpoint.safetensors import Room
 from ramstream.checkpoint.wording import listed, shown
 
 _LOCAL_HEADER = 30
@@ -27,10 +28,13 @@ class Member(NamedTuple):
     size: int
 
 
-def directory(stream: BinaryIO) -> list[zipfile.ZipInfo]:
-    """What the directory at the end of a zip file says. ValueError where there is none, or a huge one."""
+def directory(stream: BinaryIO, room: Room) -> list[zipfile.ZipInfo]:
+    """What the directory at the end of a zip file says. ValueError where there is none, or a huge one.
+
+    It is taken out of `room`, also where it turns out to be none.
+    """
     try:
-        with zipfile.ZipFile(cast(BinaryIO, _Sips(stream))) as archive:
+        with zipfile.ZipFile(cast(BinaryIO, _Sips(stream, room))) as archive:
             return archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
         raise ValueError(
@@ -41,15 +45,17 @@ def directory(stream: BinaryIO) -> list[zipfile.ZipInfo]:
 class _Sips:
     """A stream that is not read in pieces as large as its own content says."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, room: Room) -> None:
         self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
-        self._stream = stream
+        self._stream, self._room = stream, room
 
     def read(self, size: int = -1) -> bytes:
         """As asked, or the last few bytes. ValueError for more than a directory may have."""
         if size > _LARGEST_DIRECTORY:
             raise ValueError(f"its directory takes {size:,} bytes, the limit is {_LARGEST_DIRECTORY:,}")
-        return self._stream.read(size if size >= 0 else _LARGEST_DIRECTORY)
+        data = self._stream.read(size if size >= 0 else _LARGEST_DIRECTORY)
+        self._room.left -= len(data)
+        return data
 
 
 def members(
@@ -79,10 +85,10 @@ def _member(stream: BinaryIO, entry: zipfile.ZipInfo, size: int) -> Member:
     if not 0 <= entry.header_offset <= size - _LOCAL_HEADER:
         raise ValueError(f"begins at byte {entry.header_offset:,} of {size:,}; {_AGAIN}")
     stream.seek(entry.header_offset)
-    header = stream.read(_LOCAL_HEADER)
+    name = entry.orig_filename.encode("utf-8" if entry.flag_bits & _UTF8 else "cp437")
+    header = stream.read(_LOCAL_HEADER + len(name))
     length, extra = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
-    name = stream.read(length).decode("utf-8" if entry.flag_bits & _UTF8 else "cp437", "replace")
-    if header[:4] != b"PK\x03\x04" or name != entry.orig_filename:
+    if header[:4] != b"PK\x03\x04" or length != len(name) or header[_LOCAL_HEADER:] != name:
         raise ValueError(f"is not where the directory says; {_AGAIN}")
     offset = entry.header_offset + _LOCAL_HEADER + length + extra
     if offset + entry.file_size > size:

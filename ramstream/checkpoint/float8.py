@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ramstream.checkpoint.wording import at_most, listed, shown
+from ramstream.checkpoint.wording import Problems, listed, shown
 from ramstream.types import Dtype, Scaled, TensorInfo
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ _STORED = (Dtype.F8_E4M3.name, Dtype.F8_E5M2.name)
 _EXPONENT = "F8_E8M0"
 _SCALE_ITEMSIZE = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, _EXPONENT: 1}
 _USUAL_BLOCK = 128
-_MOST_PROBLEMS = 50
 
 _WEIGHT_OF = re.compile(r"(.+)_scale_inv|((?:.*\.)?weight)_scale|((?:.*\.)?)qscale_weight")
 """Names that say they are a weight's scale; `x_scale` and `x.scale` are one only beside a float8 `x`."""
@@ -48,7 +47,7 @@ def dequantised(
     beside = {name: found for name in tensors if name in float8 and (found := _beside(name, tensors))}
     activations = [name for name, info in tensors.items() if beside and _is_activation(info)]
     gone = {scale for found in beside.values() for scale in found}.union(activations)
-    problems = _Problems()
+    problems = Problems(label)
     declared = _declared(config if beside else None, problems)
     result = {}
     for name, info in tensors.items():
@@ -57,7 +56,7 @@ def dequantised(
         elif name not in gone:
             result[name] = info
     _find_strays(tensors, float8 - gone, beside, gone, problems)
-    return result, problems.lines(label), _notes(len(beside), activations, label)
+    return result, problems.lines(), _notes(len(beside), activations, label)
 
 
 def scales_as_float32(dtype: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -77,25 +76,6 @@ def scales_as_float32(dtype: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]
         return raw.view(f"f{_SCALE_ITEMSIZE[dtype]}").astype(np.float32)
 
 
-class _Problems:
-    """What is wrong, and with which tensors."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, list[str]] = {}
-
-    def add(self, what: str, *names: str) -> None:
-        """`what` says what is wrong with `names`, or with the checkpoint, and what to do."""
-        self._names.setdefault(what, []).extend(names)
-
-    def lines(self, label: str) -> list[str]:
-        """A line for everything that is wrong."""
-        lines = [
-            ": ".join([label, *([listed(names)] if names else []), what])
-            for what, names in self._names.items()
-        ]
-        return at_most(lines, _MOST_PROBLEMS, label)
-
-
 @dataclass(frozen=True)
 class _Declared:
     """What `quantization_config` says about the scales."""
@@ -105,14 +85,14 @@ class _Declared:
     """Whether bytes may be scales."""
 
 
-def _declared(config: Mapping[str, Any] | None, problems: _Problems) -> _Declared:
+def _declared(config: Mapping[str, Any] | None, problems: Problems) -> _Declared:
     block = _setting(config, "weight_block_size")
     exponents = _setting(config, "scale_fmt") == "ue8m0"
     if isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n < 1 << 31 for n in block):
         return _Declared((block[0], block[1]), exponents)
     if block is not None:
         problems.add(
-            f"config.json: weight_block_size is {shown(block)}, not two positive integers; correct it"
+            "config.json", f"weight_block_size is {shown(block)}, not two positive integers; correct it"
         )
     return _Declared(None, exponents)
 
@@ -141,14 +121,14 @@ def _is_activation(info: TensorInfo) -> bool:
 
 
 def _product(
-    weight: TensorInfo, scales: Sequence[TensorInfo], declared: _Declared, problems: _Problems
+    weight: TensorInfo, scales: Sequence[TensorInfo], declared: _Declared, problems: Problems
 ) -> TensorInfo:
     """The weight as a product with its scale; the weight itself with a problem."""
     scale = scales[0]
     block = _block(weight.shape, scale.shape, declared.block)
     fault = _fault(weight, scales, declared)
     if fault or block is None:
-        problems.add(fault or _misfit(weight, scale, declared), weight.name)
+        problems.add("", fault or _misfit(weight, scale, declared), weight.name)
         return weight
     counts = _counts(weight.shape, block)
     matrices = math.prod(weight.shape[:-2]) if scale.elements > 1 else 1
@@ -235,7 +215,7 @@ def _find_strays(
     weights: Collection[str],
     beside: Collection[str],
     gone: Collection[str],
-    problems: _Problems,
+    problems: Problems,
 ) -> None:
     """Weights without scales, scales without weights, and what may be a scale in a layout we do not know."""
     for name, info in tensors.items():
@@ -246,7 +226,7 @@ def _find_strays(
         elif name not in gone and "scale" in name:
             fault = _stray(name, tensors, weights)
         if fault:
-            problems.add(fault, name)
+            problems.add("", fault, name)
 
 
 def _stray(name: str, tensors: Mapping[str, TensorInfo], weights: Collection[str]) -> str:

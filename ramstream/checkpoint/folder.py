@@ -15,14 +15,13 @@ from ramstream.checkpoint.endings import (
     candidates,
     deciding_index,
 )
-from ramstream.checkpoint.safetensors import read_regular
+from ramstream.checkpoint.safetensors import MAX_HEADER, read_regular
 from ramstream.checkpoint.sniff import HEAD, looks_like
 from ramstream.checkpoint.strict import parse_object
 from ramstream.checkpoint.wording import listed, shown
 from ramstream.errors import CheckpointError
 from ramstream.types import TensorInfo
 
-_LARGEST_JSON = 200_000_000
 _MOST_FAULTS = 500
 """Files of an index that are looked for in vain; there are models of hundreds."""
 
@@ -100,7 +99,7 @@ def _undecided(folder: Path, names: Sequence[str], found: Candidates) -> str:
 def read_json(path: Path, label: str, lenient: bool = False) -> dict[str, object]:
     """The JSON object in a side file or index; CheckpointError says what is wrong with it."""
     try:
-        data = read_regular(path, _LARGEST_JSON)
+        data = read_regular(path, MAX_HEADER)
     except OSError as error:
         raise CheckpointError(f"{label}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
@@ -208,7 +207,7 @@ def _what_else(folder: Path, names: Sequence[str]) -> str:
         matching = [name for name in rest if name.endswith(endings)]
         if matching:
             found.append(f"holds {text} ({listed(matching, 3)})")
-            rest = [name for name in rest if name not in matching]
+            rest = [name for name in rest if not name.endswith(endings)]
     unfinished = [name for name in names if name.endswith(_UNFINISHED)]
     if unfinished:
         found.append(f"holds an unfinished download ({listed(unfinished, 3)}); download it again")

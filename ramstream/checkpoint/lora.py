@@ -14,7 +14,7 @@ from typing import Any
 
 from ramstream.checkpoint.endings import ADAPTER_CONFIG
 from ramstream.checkpoint.patterns import Patterns
-from ramstream.checkpoint.wording import at_most, listed, shown
+from ramstream.checkpoint.wording import Problems, shown
 from ramstream.types import LowRank, TensorInfo
 
 PREFIX = "base_model.model."
@@ -49,7 +49,8 @@ _NO_VARIANTS = {
 _INITS = {"none", "true", "false", "gaussian", "eva", "orthogonal", "mica"}
 """Initialisations that leave the base as it is; PiSSA, OLoRA and their like subtract from it."""
 _DTYPES = ("F32", "BF16", "F16")
-_MOST_PROBLEMS = 50
+_MOST_COMPARED = 100_000_000
+"""Names in `modules_to_save` times letters of the names they are looked for in; usual are some thousands."""
 _LARGEST = float.fromhex("0x1.fffffep127")
 """Of float32."""
 
@@ -64,9 +65,11 @@ def adapter_tensors(
     biases) is a tensor of the agent like any other. A base's weight that PEFT saved beside a pair keeps the
     `.base_layer.weight` of its name.
     """
-    problems = _Problems(label)
+    problems = Problems(label)
     if config.get("peft_type") != "LORA":
-        problems.config(f"peft_type is {shown(config.get('peft_type'))}, only LORA is supported; {_MERGE}")
+        problems.add(
+            ADAPTER_CONFIG, f"peft_type is {shown(config.get('peft_type'))}, only LORA is supported; {_MERGE}"
+        )
         return {}, problems.lines()
     settings = _settings(config, problems)
     _refuse_variants(config, problems)
@@ -78,36 +81,15 @@ def adapter_tensors(
     logical: dict[str, TensorInfo] = {}
     for info in sorted((*filter(None, found), *whole), key=lambda info: (info.file, info.offset)):
         if info.name in logical:
-            problems.tensor(
-                info, "is there more than once, as several adapters or whole beside a pair; keep one"
+            problems.add(
+                info.file,
+                "is there more than once, as several adapters or whole beside a pair; keep one",
+                info.name,
             )
         logical[info.name] = info
     if not tensors:
-        problems.config(f"is there, but its weights hold no tensors; {_AGAIN}")
+        problems.add(ADAPTER_CONFIG, f"is there, but its weights hold no tensors; {_AGAIN}")
     return logical, problems.lines()
-
-
-class _Problems:
-    """What is wrong, once, with all tensors it is wrong with."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._names: dict[tuple[str, str], list[str]] = {}
-
-    def config(self, what: str) -> None:
-        """`what` says what is wrong with the config and what to do."""
-        self._names.setdefault((ADAPTER_CONFIG, what), [])
-
-    def tensor(self, info: TensorInfo, what: str) -> None:
-        """`what` says what is wrong with a tensor and what to do."""
-        self._names.setdefault((info.file, what), []).append(info.name)
-
-    def lines(self) -> list[str]:
-        lines = [
-            f"{self._label}/{file}: {listed(names)}: {what}" if names else f"{self._label}/{file}: {what}"
-            for (file, what), names in self._names.items()
-        ]
-        return at_most(lines, _MOST_PROBLEMS, self._label)
 
 
 @dataclass(frozen=True)
@@ -140,14 +122,14 @@ class _Settings:
     """The base stores (in, out)."""
 
 
-def _settings(config: Mapping[str, Any], problems: _Problems) -> _Settings | None:
+def _settings(config: Mapping[str, Any], problems: Problems) -> _Settings | None:
     """None where a number is wrong, with a problem."""
     ranks = _numbers(config, "r", "rank_pattern", _is_rank, "a positive integer", problems)
     alphas = _numbers(config, "lora_alpha", "alpha_pattern", _is_finite, "a finite number", problems)
     flags = [config.get(key) for key in ("use_rslora", "fan_in_fan_out")]
     for key, flag in zip(("use_rslora", "fan_in_fan_out"), flags, strict=True):
         if not (flag is None or isinstance(flag, bool)):
-            problems.config(f"{key} is {shown(flag)}, not true or false; {_AGAIN}")
+            problems.add(ADAPTER_CONFIG, f"{key} is {shown(flag)}, not true or false; {_AGAIN}")
     return _Settings(ranks, alphas, *map(bool, flags)) if ranks and alphas else None
 
 
@@ -168,17 +150,16 @@ def _numbers(
     pattern_key: str,
     is_right: Callable[[object], bool],
     kind: str,
-    problems: _Problems,
+    problems: Problems,
 ) -> _Numbers | None:
     """The numbers under `pattern_key` and the one under `key`; None, with a problem, where one is wrong."""
     entries = config.get(pattern_key) or {}
     if not isinstance(entries, Mapping):
-        problems.config(f"{pattern_key} is {shown(entries)}, not an object of names; {_AGAIN}")
+        problems.add(ADAPTER_CONFIG, f"{pattern_key} is {shown(entries)}, not an object of names; {_AGAIN}")
         return None
     found = _Numbers(pattern_key, Patterns(), [*entries.values(), config.get(key, "missing")])
-    names = [*(f"{pattern_key}: {shown(name)}" for name in entries), key]
     right = True
-    for name, pattern, value in zip(names, [*entries, None], found.values, strict=True):
+    for pattern, value in zip([*entries, None], found.values, strict=True):
         try:
             if not is_right(value):
                 raise ValueError(f"is {shown(value)}, not {kind}; {_AGAIN}")
@@ -186,27 +167,31 @@ def _numbers(
                 found.patterns.add(pattern)
         except ValueError as error:
             right = False
-            problems.config(f"{name} {error}")
+            where = key if pattern is None else f"{pattern_key}: {shown(pattern)}"
+            problems.add(ADAPTER_CONFIG, f"{where} {error}")
     return found if right else None
 
 
-def _refuse_variants(config: Mapping[str, Any], problems: _Problems) -> None:
+def _refuse_variants(config: Mapping[str, Any], problems: Problems) -> None:
     """PEFT names its variants of LoRA `use_…` and `…_config`; one we do not know computes something else."""
     for key, value in config.items():
         unknown = key.startswith("use_") or key.endswith("_config")
         if value and (key in _VARIANTS or (unknown and key not in _NO_VARIANTS)):
             why = _VARIANTS.get(key, "it may compute something else than LoRA")
-            problems.config(f"{shown(key)} is {shown(value)}, which is not supported: {why}; {_MERGE}")
+            problems.add(
+                ADAPTER_CONFIG, f"{shown(key)} is {shown(value)}, which is not supported: {why}; {_MERGE}"
+            )
     init = config.get("init_lora_weights")
     if shown(init).lower() not in _INITS:
-        problems.config(
+        problems.add(
+            ADAPTER_CONFIG,
             f"init_lora_weights is {shown(init)}, which changes the base before training, so the adapter fits "
-            f"another base; save it with path_initial_model_for_weight_conversion; or {_MERGE}"
+            f"another base; save it with path_initial_model_for_weight_conversion; or {_MERGE}",
         )
 
 
 def _by_kind(
-    tensors: Mapping[str, TensorInfo], problems: _Problems
+    tensors: Mapping[str, TensorInfo], problems: Problems
 ) -> tuple[dict[tuple[str, bool], dict[str, TensorInfo]], list[TensorInfo]]:
     """Pairs (`A` and `B`) by module and whether it is an embedding; and the others by the base's names."""
     pairs: dict[tuple[str, bool], dict[str, TensorInfo]] = {}
@@ -215,18 +200,20 @@ def _by_kind(
         name = info.name.removeprefix(PREFIX)
         pair = _PAIR.fullmatch(name)
         if name == info.name:
-            problems.tensor(
-                info, f"does not begin with {PREFIX}, as PEFT names what it saves; save it with PEFT"
+            problems.add(
+                info.file,
+                f"does not begin with {PREFIX}, as PEFT names what it saves; save it with PEFT",
+                info.name,
             )
         elif pair is not None:
             embedding = pair["embedding"] is not None
             sides = pairs.setdefault((pair["module"], embedding), {})
             side = pair["embedding"] if embedding else pair["linear"]
             if side in sides:
-                problems.tensor(info, "is there for more than one adapter; keep one")
+                problems.add(info.file, "is there for more than one adapter; keep one", info.name)
             sides[side] = info
         elif _NOT_LORA.search(name):
-            problems.tensor(info, f"is no part of LoRA that ramstream knows; {_MERGE}")
+            problems.add(info.file, f"is no part of LoRA that ramstream knows; {_MERGE}", info.name)
         else:
             whole.append(replace(info, name=_saved_name(name)))
     return pairs, whole
@@ -238,13 +225,23 @@ def _saved_name(name: str) -> str:
     return f"{name.removesuffix('.base_layer.bias')}.bias" if name.endswith(".base_layer.bias") else name
 
 
-def _check_saved(config: Mapping[str, Any], whole: Iterable[TensorInfo], problems: _Problems) -> None:
+def _check_saved(config: Mapping[str, Any], whole: Iterable[TensorInfo], problems: Problems) -> None:
     """PEFT lists modules the model need not have (`classifier`, `score`), so one of them is enough."""
     modules = config.get("modules_to_save") or []
     if not (isinstance(modules, list) and all(isinstance(module, str) for module in modules)):
-        problems.config(f"modules_to_save is {shown(modules)}, not a list of names; {_AGAIN}")
-    elif modules and not any(f"{module}." in info.name for info in whole for module in modules):
-        problems.config(f"modules_to_save is {shown(modules)}, but the weights hold none of them; {_AGAIN}")
+        problems.add(ADAPTER_CONFIG, f"modules_to_save is {shown(modules)}, not a list of names; {_AGAIN}")
+        return
+    names = "\n".join(info.name for info in whole)
+    if len(modules) * len(names) > _MOST_COMPARED:
+        problems.add(
+            ADAPTER_CONFIG,
+            f"modules_to_save names {len(modules):,} modules, too many to look for; write fewer",
+        )
+    elif modules and not any(f"{module}." in names for module in modules):
+        problems.add(
+            ADAPTER_CONFIG,
+            f"modules_to_save is {shown(modules)}, but the weights hold none of them; {_AGAIN}",
+        )
 
 
 def _delta(
@@ -252,7 +249,7 @@ def _delta(
     embedding: bool,
     pair: Mapping[str, TensorInfo],
     settings: _Settings | None,
-    problems: _Problems,
+    problems: Problems,
 ) -> TensorInfo | None:
     """The delta of a module's weight; None where there is none, with a problem.
 
@@ -260,30 +257,34 @@ def _delta(
     """
     if len(pair) < 2:
         ((side, info),) = pair.items()
-        problems.tensor(info, f"has no lora_{'B' if side == 'A' else 'A'} beside it; {_AGAIN}")
+        problems.add(info.file, f"has no lora_{'B' if side == 'A' else 'A'} beside it; {_AGAIN}", info.name)
         return None
     a, b = pair["A"], pair["B"]
     faults = [(info, fault) for info in (a, b) if (fault := _fault(info))]
     for info, fault in faults:
-        problems.tensor(info, fault)
+        problems.add(info.file, fault, info.name)
     if faults or settings is None:
         return None
     (rank, columns), (rows, inner) = a.shape, b.shape
     try:
         expected, alpha = settings.ranks.of(module), settings.alphas.of(module)
     except ValueError as error:
-        problems.config(str(error))
+        problems.add(ADAPTER_CONFIG, str(error))
         return None
     if not rank == inner == expected:
-        problems.tensor(
-            a,
+        problems.add(
+            a.file,
             f"has rank {rank}, its B has rank {inner}, {ADAPTER_CONFIG} says {expected}; config and weights are of "
             "different adapters, download both again",
+            a.name,
         )
         return None
     scaling = alpha / (math.sqrt(rank) if settings.stabilised else rank)
     if abs(scaling) > _LARGEST:
-        problems.config(f"lora_alpha makes a scaling of {scaling:g}, which float32 cannot hold; correct it")
+        problems.add(
+            ADAPTER_CONFIG,
+            f"lora_alpha makes a scaling of {scaling:g}, which float32 cannot hold; correct it",
+        )
     transposed = embedding or settings.transposed
     recipe = LowRank(a, b, scaling, transposed)
     shape = (columns, rows) if transposed else (rows, columns)

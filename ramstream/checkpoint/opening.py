@@ -17,7 +17,7 @@ from ramstream.checkpoint.float8 import dequantised
 from ramstream.checkpoint.folder import Chosen, choose, index_problems, read_json
 from ramstream.checkpoint.lora import adapter_tensors
 from ramstream.checkpoint.refused import refusals
-from ramstream.checkpoint.safetensors import WeightFile
+from ramstream.checkpoint.safetensors import Room, WeightFile
 from ramstream.checkpoint.torchbin import reader_of
 from ramstream.checkpoint.wording import at_most, shown
 from ramstream.errors import CheckpointError, IntegrityError
@@ -25,6 +25,8 @@ from ramstream.types import TensorInfo
 
 _MOST_PROBLEMS = 1000
 """Lines of an error about one checkpoint."""
+_MOST_TENSORS = 500_000
+"""Of all files together: what is known of one takes up to 600 bytes."""
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
 
@@ -193,12 +195,20 @@ def _read(
     problems = list(chosen.problems)
     files: dict[str, WeightFile] = {}
     by_file: dict[str, list[TensorInfo]] = {}
+    room, count = Room(), 0
     for name in chosen.files:
         try:
             shown_name = label if single_file else f"{label}/{name}"
-            files[name], by_file[name] = reader_of(name)(folder / name, name, shown_name)
+            files[name], by_file[name] = reader_of(name)(folder / name, name, shown_name, room)
+            count += len(by_file[name])
         except CheckpointError as error:
             problems.append(str(error))
+        if count > _MOST_TENSORS:
+            problems.append(
+                f"{label}: holds more than {_MOST_TENSORS:,} tensors; save it in fewer, stacked ones"
+            )
+        if count > _MOST_TENSORS or room.left < 0:
+            break
     if chosen.weight_map is not None:
         problems += index_problems(by_file, chosen.weight_map, label)
     tensors = {info.name: info for infos in by_file.values() for info in infos}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,8 +19,10 @@ _TIMES = re.compile(r"(?:([*+?])|\{(?=[\d,])(\d*)(?:(,)(\d*))?\})\??(\+?)")
 _GROUP = re.compile(r"\((?:\?:|\?P<\w+>|(?!\?))")
 _CLASS = re.compile(r"\[\^?\]?(?:[^\]\\]|\\.)*\]", re.DOTALL)
 
-_MOST_STATES = 20_000
-"""Of the automaton of one pattern."""
+_LONGEST = 4096
+"""Letters of a key; names of tensors have no more."""
+_MOST_STATES = 300_000
+"""Of the automata of all keys together, what they are made from included: some 50 bytes each."""
 _MOST_AUTOMATA = 1_000
 _MOST_STEPS = 20_000_000
 """What all matching together may take: a step is about a letter of a name and a pattern."""
@@ -33,6 +35,7 @@ class Patterns:
 
     def __init__(self) -> None:
         self._left = _MOST_STEPS
+        self._room = _MOST_STATES
         self._count = 0
         self._plain: dict[int, dict[tuple[int, ...], dict[str, int]]] = {}
         """By length, places of the dots (each of which stands for any letter), and what is left without them."""
@@ -41,11 +44,16 @@ class Patterns:
     def add(self, key: str) -> None:
         """One more key, by its place. ValueError says why it is none, or none that is read."""
         i, self._count = self._count, self._count + 1
+        if len(key) > _LONGEST:
+            raise ValueError(f"has {len(key):,} letters, the limit is {_LONGEST:,}; write it shorter")
         if _PLAIN.fullmatch(key):
             dots = tuple(at for at, letter in enumerate(key) if letter == ".")
-            self._plain.setdefault(len(key), {}).setdefault(dots, {}).setdefault(key.replace(".", ""), i)
+            alike = self._plain.setdefault(len(key), {})
+            if dots not in alike:
+                self._grow(len(dots))
+            alike.setdefault(dots, {}).setdefault(key.replace(".", ""), i)
         elif len(self._automata) < _MOST_AUTOMATA:
-            self._automata.append((i, _Automaton(key)))
+            self._automata.append((i, _Automaton(key, self._grow)))
         else:
             raise ValueError(f"is one regular expression more than {_MOST_AUTOMATA:,}; write fewer")
 
@@ -71,6 +79,13 @@ class Patterns:
                     found.append(i)
         return min(found, default=None)
 
+    def _grow(self, states: int) -> None:
+        self._room -= states
+        if self._room < 0:
+            raise ValueError(
+                "is too large a pattern, alone or after those before it; write fewer and smaller ones"
+            )
+
     def _spend(self, steps: int) -> None:
         self._left -= steps
         if self._left < 0:
@@ -95,11 +110,12 @@ _States = frozenset[int]
 class _Automaton:
     """States, each with the letters it takes and the states that follow; what takes none is passed at once."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, grow: Callable[[int], None]) -> None:
         self._atoms: list[str | None] = []
         """An expression of one letter, `^` or `$` for an end of the text, None for nothing."""
         self._next: list[list[int]] = []
-        self._work = 0
+        self._grow = grow
+        grow(len(key))  # first: parsing it takes more than it has
         self._done = self._state(None, [])
         try:
             self._start = self._build(_parsed(key), self._done)
@@ -138,19 +154,14 @@ class _Automaton:
         return frozenset(found)
 
     def _state(self, atom: str | None, following: list[int]) -> int:
-        self._count()
+        self._grow(1)
         self._atoms.append(atom)
         self._next.append(following)
         return len(self._atoms) - 1
 
-    def _count(self) -> None:
-        self._work += 1
-        if self._work > _MOST_STATES:
-            raise ValueError("is too large a regular expression; write a smaller one")
-
     def _build(self, node: Any, then: int) -> int:
         """The state where a part of the expression begins that goes on at `then`."""
-        self._count()
+        self._grow(1)
         match node:
             case str():
                 return self._state(node, [then])

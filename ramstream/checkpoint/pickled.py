@@ -24,8 +24,11 @@ _LITERALS = frozenset(
 
 _MOST_STEPS = 4_000_000
 """Instructions of a pickle: some thirty a tensor, and each may take 150 bytes of memory."""
+_MOST_PLACES = 1 << 32
 _LONGEST_NAME = 1000
 """Of what is imported: put together from parts, names may grow much larger than the pickle."""
+_MOST_LETTERS = 20_000_000
+"""Of all imported names together; each letter may take 4 bytes, twice."""
 
 
 class Global(str):
@@ -96,6 +99,8 @@ class _Machine:
         self._below: list[list[object]] = []
         """The stacks below the marks."""
         self._memo: dict[object, object] = {}
+        self._letters = 0
+        """Of the names so far."""
 
     def pop(self) -> object:
         """The value on top."""
@@ -110,6 +115,8 @@ class _Machine:
                 self._below.append(self._stack)
                 self._stack = []
             case "PUT" | "BINPUT" | "LONG_BINPUT":
+                if not isinstance(argument, int) or argument > _MOST_PLACES:  # larger ones may share one hash
+                    raise ValueError("it keeps a value at a place beyond 2^32")
                 self._memo[argument] = self._stack[-1]
             case "MEMOIZE":
                 self._memo[len(self._memo)] = self._stack[-1]
@@ -174,6 +181,9 @@ class _Machine:
         if len(module) + len(attribute) > _LONGEST_NAME:
             raise ValueError(f"it imports a name of {len(module) + len(attribute):,} letters")
         name = f"{module}.{attribute}"
+        self._letters += len(name)
+        if self._letters > _MOST_LETTERS:
+            raise ValueError(f"it imports names of more than {_MOST_LETTERS:,} letters")
         if not self._is_known(name):
             self.foreign[name] = None
         self._stack.append(Global(name))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramstream.durable import OpenFiles
-from ramstream.errors import CheckpointError, IntegrityError, PlanError
+from ramstream.errors import CheckpointError, IntegrityError, UsageError
 from ramstream.memory import FOLIO
 
 Bytes = NDArray[np.uint8]
@@ -47,12 +47,12 @@ class Reader(Protocol):
 
 
 def open_reader(io: str, paths: Sequence[Path]) -> Reader:
-    """A reader by its name on the command line, `mmap` or `pread`. PlanError otherwise."""
+    """A reader by its name on the command line, `mmap` or `pread`. UsageError otherwise."""
     if io == "mmap":
         return MappedReader(paths)
     if io == "pread":
         return PreadReader(paths)
-    raise PlanError(f"--io {io}: no such way of reading; use mmap or pread")
+    raise UsageError(f"--io {io}: no such way of reading; use mmap or pread")
 
 
 class MappedReader:

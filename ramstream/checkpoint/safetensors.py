@@ -12,12 +12,13 @@ import re
 import stat
 from dataclasses import dataclass
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ramstream.checkpoint.sniff import HEAD, looks_like
 from ramstream.checkpoint.strict import parse_object
-from ramstream.checkpoint.wording import listed, shown
+from ramstream.checkpoint.wording import at_most, listed, shown
 from ramstream.errors import CheckpointError
 from ramstream.types import ITEMSIZE, TensorInfo
 
@@ -30,7 +31,8 @@ _MOST_LETTERS = 4096
 """Of a tensor's name."""
 _DTYPE = re.compile(r"\w{1,32}", re.ASCII)
 
-_MOST_PROBLEMS = 20
+MOST_SHOWN = 20
+"""Lines of an error about one file."""
 MOST_LOOKED_AT = 1000
 """Wrong tensors of a file; a file with more is wrong as a whole."""
 _LARGEST = (1 << 63) - 1
@@ -49,22 +51,40 @@ class WeightFile:
     """Absolute offset of the first byte of data."""
 
 
-def read_header(path: Path, file: str, label: str) -> tuple[WeightFile, list[TensorInfo]]:
+class Room:
+    """What is still read to describe a checkpoint, in bytes of headers: its files may all be links to one."""
+
+    def __init__(self) -> None:
+        self.left = 2 * MAX_HEADER
+
+    def take(self, size: int) -> None:
+        """ValueError where so much is too much."""
+        self.left -= size
+        if self.left < 0:
+            raise ValueError(
+                f"is one file too many: headers of {2 * MAX_HEADER:,} bytes are read for one checkpoint, or "
+                "pickles of a twentieth; save it in fewer tensors"
+            )
+
+
+def read_header(
+    path: Path, file: str, label: str, room: Room | None = None
+) -> tuple[WeightFile, list[TensorInfo]]:
     """The file's description and its tensors by offset; `file` goes into every TensorInfo.
 
-    CheckpointError with a line for every problem found, each beginning with `label`.
+    CheckpointError with a line for every problem found, each beginning with `label`. The header is taken out of
+    `room`.
     """
     try:
-        size, header = _read(path)
+        size, header = _read(path, room or Room())
         tensors, problems = _parse(header, size, file)
     except OSError as error:
         raise CheckpointError(f"{label}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise CheckpointError(f"{label}: {error}") from error
     if problems:
-        raise CheckpointError(
-            "\n".join(f"{label}: {problem}; download it again" for problem in cut(problems))
-        )
+        lines = [f"{label}: {problem}; download it again" for problem in problems]
+        raise CheckpointError("\n".join(at_most(lines, MOST_SHOWN, label)))
     digest = hashlib.sha256(header).hexdigest()
     return WeightFile(size=size, header=digest, data_start=8 + len(header)), tensors
 
@@ -97,7 +117,7 @@ def regular_size(path: Path) -> int:
     return status.st_size
 
 
-def _read(path: Path) -> tuple[int, bytes]:
+def _read(path: Path, room: Room) -> tuple[int, bytes]:
     """Size of the file, and its header's bytes."""
     size = regular_size(path)
     with path.open("rb", buffering=0) as stream:
@@ -106,6 +126,7 @@ def _read(path: Path) -> tuple[int, bytes]:
         if problem := _length_problem(head, length, size):
             plausible = head[8:9] == b"{" and length <= MAX_HEADER
             raise ValueError(problem if plausible else looks_like(head) or problem)
+        room.take(length)
         stream.seek(8)
         return size, _exactly(stream, length, "its header was read")
 
@@ -152,7 +173,7 @@ def _parse(header: bytes, size: int, file: str) -> tuple[list[TensorInfo], list[
             tensors.append(_tensor(name, entry, file, start))
         except ValueError as error:
             problems.append(f"{shown(name)}: {error}")
-        if len(problems) == MOST_LOOKED_AT:
+        if len(problems) >= MOST_LOOKED_AT:
             break
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
     if not problems:
@@ -165,10 +186,10 @@ def _metadata_problems(metadata: object) -> list[str]:
         return []
     if not isinstance(metadata, dict):
         return [f"__metadata__ is {shown(metadata)}, not an object"]
+    wrong = ((key, value) for key, value in metadata.items() if not isinstance(value, str))
     return [
         f"__metadata__: {shown(key)} is {shown(value)}, not a string"
-        for key, value in metadata.items()
-        if not isinstance(value, str)
+        for key, value in islice(wrong, MOST_LOOKED_AT)
     ]
 
 
@@ -200,12 +221,12 @@ def _tensor(name: str, entry: object, file: str, start: int) -> TensorInfo:
 
 def name_fault(name: str) -> str:
     """Why no tensor may have this name, empty where one may: what no terminal or file takes, or no one reads."""
+    if len(name) > _MOST_LETTERS:  # first: a pickle may use one huge text for all names
+        return f"the name has {len(name):,} letters, the limit is {_MOST_LETTERS:,}"
     try:
         name.encode()
     except UnicodeEncodeError:  # JSON's escapes can spell half a surrogate pair
         return "the name is no valid Unicode"
-    if len(name) > _MOST_LETTERS:
-        return f"the name has {len(name):,} letters, the limit is {_MOST_LETTERS:,}"
     return "" if name.isprintable() else "the name holds control characters"
 
 
@@ -245,9 +266,3 @@ def _layout_problems(tensors: list[TensorInfo], start: int, size: int) -> list[s
         fault = "it is truncated" if found < said else "something was appended"
         problems.insert(0, f"header says {said:,} bytes of data, the file has {found:,}; {fault}")
     return problems
-
-
-def cut(problems: list[str]) -> list[str]:
-    """The first problems, and how many more there are."""
-    more = len(problems) - _MOST_PROBLEMS
-    return problems if more <= 0 else [*problems[:_MOST_PROBLEMS], f"has {more:,} more problems like these"]

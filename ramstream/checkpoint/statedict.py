@@ -43,6 +43,8 @@ _DTYPES = {
 
 _REBUILD = "torch._utils._rebuild_"
 _TYPED = "torch._tensor._rebuild_from_type_v2"
+_MOST_WRAPPED = 8
+"""Parameters and subclasses around a tensor; all entries of a dict may share a chain as long as the file."""
 _PARAMETERS = (f"{_REBUILD}parameter", f"{_REBUILD}parameter_with_state")
 _NEEDED = {"tensor": 4, "tensor_v2": 6, "tensor_v3": 7}
 """Arguments of the calls that rebuild plain tensors; one more may follow."""
@@ -96,11 +98,9 @@ def _pairs(value: object) -> Sequence[tuple[object, object]]:
         raise ValueError(f"holds {what}, not a dict of tensors; {ALONE}")
     if any(_is_tensor(entry) for _, entry in value.pairs):
         return value.pairs
-    nested = [
-        _shown_key(name)
-        for name, inner in value.pairs
-        if isinstance(inner, Table) and any(_is_tensor(entry) for _, entry in inner.pairs)
-    ]
+    inner = {id(entry): entry for _, entry in value.pairs if isinstance(entry, Table)}  # may be one for all
+    holding = {key for key, table in inner.items() if any(_is_tensor(entry) for _, entry in table.pairs)}
+    nested = [_shown_key(name) for name, entry in value.pairs if id(entry) in holding]
     if nested:
         raise ValueError(
             f"holds dicts of tensors, not tensors: {listed(nested)}; save the one with the weights alone "
@@ -145,11 +145,11 @@ def _tensor(name: str, value: object, storages: _Storages, file: str) -> TensorI
     view = _view(value)
     dtype, at = storages.of(view)
     offset, shape, strides = view.offset, view.shape, view.strides
-    numbers = (offset, *shape, *strides) if type(shape) is type(strides) is tuple else (None,)
-    if not all(type(n) is int and 0 <= n <= _LARGEST for n in numbers) or len(shape) != len(strides):
-        raise ValueError(f"its offset, shape and strides are no sizes; {_DAMAGED}")
-    if len(shape) > MOST_DIMENSIONS:
+    fit = type(shape) is type(strides) is tuple and len(shape) == len(strides)
+    if fit and len(shape) > MOST_DIMENSIONS:
         raise ValueError(f"has {len(shape):,} dimensions, the limit is {MOST_DIMENSIONS}; {_DAMAGED}")
+    if not fit or not all(type(n) is int and 0 <= n <= _LARGEST for n in (offset, *shape, *strides)):
+        raise ValueError(f"its offset, shape and strides are no sizes; {_DAMAGED}")
     elements, itemsize = math.prod(shape), ITEMSIZE[dtype]
     if elements * itemsize > _LARGEST:
         raise ValueError(f"shape {shown(shape)} of {dtype} takes more than 2^63 bytes; {_DAMAGED}")
@@ -167,7 +167,9 @@ def _tensor(name: str, value: object, storages: _Storages, file: str) -> TensorI
 
 def _view(value: object) -> _View:
     """The view that a tensor is; ValueError where it is no tensor, or none of plain elements."""
-    while isinstance(value, Call) and value.function in (*_PARAMETERS, _TYPED):
+    for _ in range(_MOST_WRAPPED):
+        if not isinstance(value, Call) or value.function not in (*_PARAMETERS, _TYPED):
+            break
         match value.arguments:
             case (inner, *_) if value.function in _PARAMETERS:
                 value = inner
@@ -180,7 +182,7 @@ def _view(value: object) -> _View:
     kind, arguments = value.function.removeprefix(_REBUILD), value.arguments
     if kind not in _NEEDED:
         raise ValueError(_REFUSED.get(kind, f"is {_kind(value)}, no plain tensor; save a plain one"))
-    if len(arguments) < _NEEDED[kind]:
+    if not 0 <= len(arguments) - _NEEDED[kind] <= 1:
         raise ValueError(f"is rebuilt from {len(arguments)} arguments, not {_NEEDED[kind]}; {_DAMAGED}")
     for more in arguments[_NEEDED[kind] :]:
         if more is not None and (not isinstance(more, Table) or more.pairs):

@@ -16,53 +16,70 @@ from typing import BinaryIO
 from ramstream.checkpoint import pickled
 from ramstream.checkpoint.archive import Member, directory, members
 from ramstream.checkpoint.endings import TORCH
-from ramstream.checkpoint.safetensors import MAX_HEADER, WeightFile, cut, read_header, regular_size
+from ramstream.checkpoint.safetensors import (
+    MAX_HEADER,
+    MOST_SHOWN,
+    Room,
+    WeightFile,
+    read_header,
+    regular_size,
+)
 from ramstream.checkpoint.sniff import HEAD, looks_like
 from ramstream.checkpoint.statedict import ALONE, KNOWN, tensors_of
-from ramstream.checkpoint.wording import listed, shown
+from ramstream.checkpoint.wording import at_most, listed, shown
 from ramstream.errors import CheckpointError
 from ramstream.types import TensorInfo
 
+_SLOWER = 20
+"""How many bytes of a header are read while one of a pickle is."""
 
-def reader_of(name: str) -> Callable[[Path, str, str], tuple[WeightFile, list[TensorInfo]]]:
+
+def reader_of(name: str) -> Callable[[Path, str, str, Room], tuple[WeightFile, list[TensorInfo]]]:
     """`read_archive` or `read_header`, by the ending of a weight file's name."""
     return read_archive if name.endswith(TORCH) else read_header
 
 
-def read_archive(path: Path, file: str, label: str) -> tuple[WeightFile, list[TensorInfo]]:
+def read_archive(
+    path: Path, file: str, label: str, room: Room | None = None
+) -> tuple[WeightFile, list[TensorInfo]]:
     """The file's description and its tensors by offset; `file` goes into every TensorInfo.
 
     Tensors may share bytes; one whose elements do not lie one after the other is `Strided`. The header's sha256
     is of the pickle and of where the storages lie. CheckpointError with a line for every problem found, each
-    beginning with `label`.
+    beginning with `label`. The directory and the pickle are taken out of `room`.
     """
     try:
         size = regular_size(path)
         with path.open("rb") as stream:
-            described, tensors, problems = _parse(stream, size, file)
+            described, tensors, problems = _parse(stream, size, file, room or Room())
     except OSError as error:
         raise CheckpointError(f"{label}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise CheckpointError(f"{label}: {error}") from error
     if problems:
-        raise CheckpointError("\n".join(f"{label}: {problem}" for problem in cut(problems)))
+        lines = [f"{label}: {problem}" for problem in problems]
+        raise CheckpointError("\n".join(at_most(lines, MOST_SHOWN, label)))
     return described, tensors
 
 
-def _parse(stream: BinaryIO, size: int, file: str) -> tuple[WeightFile, list[TensorInfo], list[str]]:
+def _parse(
+    stream: BinaryIO, size: int, file: str, room: Room
+) -> tuple[WeightFile, list[TensorInfo], list[str]]:
     """What the file holds, and what is wrong with it. ValueError where it does not tell what it holds."""
     head = stream.read(HEAD)
     if not head.startswith(b"PK\x03\x04"):
         if head[8:9] == b"{":
             raise ValueError("looks like a safetensors file; give it a name that ends in .safetensors")
         raise ValueError(looks_like(head) or "is no zip archive as torch.save writes it; download it again")
-    entries = directory(stream)
+    entries = directory(stream, room)
     folder = _folder([entry.filename for entry in entries])
     found, problems = members(stream, entries, size)
     if problems:
         return WeightFile(size, "", size), [], problems
     _check_byteorder(stream, found.get(f"{folder}/byteorder"))
-    pickle = _content(stream, found[f"{folder}/data.pkl"])
+    at = found[f"{folder}/data.pkl"]
+    room.take(min(_SLOWER * at.size, MAX_HEADER))
+    pickle = _content(stream, at)
     prefix = f"{folder}/data/"
     storages = {name.removeprefix(prefix): at for name, at in found.items() if name.startswith(prefix)}
     tensors, problems = tensors_of(pickled.read(pickle, KNOWN.fullmatch), storages, file)

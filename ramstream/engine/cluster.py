@@ -22,7 +22,7 @@ from typing import Any
 from ramstream.engine import remote
 from ramstream.engine.connecting import connection, explained, lost
 from ramstream.engine.events import Listener, Note
-from ramstream.engine.executors import IN_FLIGHT
+from ramstream.engine.executors import IN_FLIGHT, Task
 from ramstream.engine.inputs import input_stats
 from ramstream.engine.lending import Lent, lend
 from ramstream.engine.limits import Capacity, Limits
@@ -222,7 +222,7 @@ class _Pass:
         threads, most = self._cluster.threads, self._cluster.most
         return max(1, IN_FLIGHT * threads if most is None or most >= threads else most)
 
-    def submit(self, task: remote.Task, works: Sequence[Work], flying: int) -> Future[list[UnitResult]]:
+    def submit(self, task: Task, works: Sequence[Work], flying: int) -> Future[list[UnitResult]]:
         key = self._name, next(self._numbers)
         begun = self._cluster.call(remote.work, self._parcel, task, works, key=key)
         call = Call(self._cluster, begun, self._take)

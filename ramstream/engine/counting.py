@@ -47,7 +47,8 @@ def _count(
         ledger = CountLedger(Path(path) / JOURNAL, plan, durable=False)
         try:
             ledger.note_inputs(input_stats(plan))
-            tallies, notes = count_pass(Setup(plan, found.io), ledger, found, listener, durable=False)
+            count_pass(Setup(plan, found.io), ledger, found, listener, durable=False)
+            tallies, notes = totals(plan, ledger)
         finally:
             ledger.close()
     described = Described.of(plan)
@@ -61,8 +62,8 @@ def _count_into(
     with durable.disk_full_is_an_error(store), open_store(store, plan, bits=True) as (kept, ledger, _):
         compare_inputs(plan, ledger, found, listener)
         if not kept.complete:
-            counted = count_pass(Setup(plan, found.io, kept.path), ledger, found, listener)
-            kept.finish(*counted, ledger.changed_grains())
+            count_pass(Setup(plan, found.io, kept.path), ledger, found, listener)
+            kept.finish(*totals(plan, ledger), ledger.changed_grains())
         return kept.described_as(plan), kept.tallies()
 
 
@@ -96,15 +97,13 @@ def open_store(
 
 def count_pass(
     setup: Setup, ledger: CountLedger, found: Capacity, listener: Listener, durable: bool = True
-) -> tuple[Tallies, list[str]]:
-    """Count the units that are not yet counted, and refuse what cannot be merged; the tallies, and notes."""
+) -> None:
+    """Count the units that are not yet counted."""
     books = Books(setup, ledger, None, listener, durable)
     left = np.flatnonzero(~ledger.done).tolist()
     run_pass("counting", books, left, lambda unit: ledger.work(unit, merge=False, skip=True), found)
     refuse_changed(setup.count, ledger.inputs)
     compare_inputs(setup.count, ledger, found, listener)
-    tallies = ledger.tallies()
-    return tallies, check_counts(setup.count, ledger, tallies)
 
 
 def compare_inputs(plan: CountPlan, ledger: Ledger, found: Capacity, listener: Listener) -> None:
@@ -121,9 +120,12 @@ def compare_inputs(plan: CountPlan, ledger: Ledger, found: Capacity, listener: L
     ledger.note_inputs(stats)
 
 
-def check_counts(plan: CountPlan, ledger: CountLedger, tallies: Tallies) -> list[str]:
-    """ContentError listing all that the scan found and that must not be merged; a note for each of the rest."""
-    found: list[str] = []
+def totals(plan: CountPlan, ledger: CountLedger) -> tuple[Tallies, list[str]]:
+    """The tallies of a complete count, and a note for each thing worth saying of it.
+
+    ContentError listing all that was found and must not be merged.
+    """
+    tallies, found = ledger.tallies(), list[str]()
     problems = list(_nonfinite(plan, tallies)) if plan.options.on_nonfinite == "error" else []
     for index, agent in sorted(ledger.differs):
         tensor, label = plan.copied[index], plan.checkpoints[agent].label
@@ -137,7 +139,7 @@ def check_counts(plan: CountPlan, ledger: CountLedger, tallies: Tallies) -> list
             found.append(f"{text}; the base's is copied")
     if problems:
         raise ContentError("\n".join(problems))
-    return found
+    return tallies, found
 
 
 def _nonfinite(plan: CountPlan, tallies: Tallies) -> Iterator[str]:

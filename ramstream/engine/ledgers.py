@@ -1,4 +1,7 @@
-"""Ledgers: which units are done and what was found in them, kept in a journal and replayed from it."""
+"""Ledgers: which units are done and what was found in them, kept in a journal and replayed from it.
+
+One of the counts, one of the merge, one of the survey (`ramstream.engine.survey`).
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ from ramstream.plan import CountPlan, MergePlan
 
 
 class Ledger:
-    """What both ledgers share: whose the journal is, the state of the inputs, and what was read of them.
+    """What all ledgers share: whose the journal is, the state of the inputs, and what was read of them.
 
-    Every line vouches for one unit and holds the inputs' checksums that it was made from.
+    Every line vouches for one unit or several, and holds the inputs' checksums that it was made from: none depends
+    on another journal's being there.
     """
 
     kind = ""
@@ -61,9 +65,10 @@ class Ledger:
 
     def take(self, position: int, line: Line) -> None:
         """Note one line."""
-        if "unit" in line:
-            self.done[line["unit"]] = True
-            self.checksums[line["unit"]] = line["inputs"]
+        units = line.get("unit", line.get("units"))
+        if units is not None:
+            self.done[units] = True
+            self.checksums[units] = line["inputs"]
 
     def check(self, unit: int) -> Work:
         """Read a finished unit's inputs again and compare every checksum."""

@@ -111,15 +111,30 @@ def _made(folder: Path) -> Path:
 def _link(out: Path, folder: Path, outputs: tuple[OutputFile, ...]) -> None:
     for output in outputs:
         durable.make_folders((folder / output.name).parent)
-        try:
-            durable.disk.link(out / output.name, folder / output.name)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            raise PlanError(
-                f"{folder / output.name} cannot be a hard link ({error.strerror}), which --scheduler needs there; "
-                "choose an output on another file system, or leave out --scheduler"
-            ) from error
+        _link_file(out / output.name, folder / output.name)
+
+
+def _link_file(source: Path, target: Path) -> None:
+    try:
+        durable.disk.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        raise PlanError(
+            f"{target} cannot be a hard link ({error.strerror}), which --scheduler needs there; "
+            "choose an output on another file system, or leave out --scheduler"
+        ) from error
+
+
+def refuse_no_links(place: Path) -> None:
+    """PlanError where a file in `place` cannot have a second name: to be asked before hours of counting."""
+    folder = place / f"{_PREFIX}{uuid.uuid4().hex}"
+    try:
+        durable.disk.mkdir(folder)
+        durable.write(folder / _PROBE, b"")
+        _link_file(folder / _PROBE, folder / f"{_PROBE}-again")
+    finally:
+        _remove(folder)
 
 
 def clear(place: Path) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ramstream import durable, folder, overlap, record, writer
 from ramstream.checkpoint.endings import INDEX
 from ramstream.engine import lending
-from ramstream.engine.counting import check_counts, compare_inputs, count_pass, open_store
+from ramstream.engine.counting import compare_inputs, count_pass, open_store, totals
 from ramstream.engine.disk import check_disk
 from ramstream.engine.events import Listener, Note, ignore
 from ramstream.engine.executors import Workers, connected
@@ -75,6 +75,8 @@ def merge(
         durable.make_folder(place.work)
         stack.enter_context(durable.lock(place.lock, str(place.work)))
         lending.clear(place.work)
+        if found.cluster is not None:
+            lending.refuse_no_links(place.work)
         if place.claim(plan, overwrite):
             listener(Note("an unfinished output made with other parameters was dropped; its counts are used"))
         if not place.published(plan):
@@ -173,9 +175,8 @@ class _Run:
     def _count(self) -> None:
         """Have the store complete."""
         if not self.store.complete:
-            counted = count_pass(self._setup, self.counts, self.capacity, self.listener)
-            self.store.finish(*counted, self.counts.changed_grains())
-            self.share()
+            count_pass(self._setup, self.counts, self.capacity, self.listener)
+            self._finish_counts()
             self.backwards = True
 
     def _numbers(self) -> NDArray[np.float64]:
@@ -197,9 +198,7 @@ class _Run:
     def _finish_counts(self) -> None:
         """Complete the store where everything is counted; ContentError where that must not be merged."""
         if not self.store.complete and self.counts.complete:
-            tallies = self.counts.tallies()
-            found = check_counts(self.plan.count, self.counts, tallies)
-            self.store.finish(tallies, found, self.counts.changed_grains())
+            self.store.finish(*totals(self.plan.count, self.counts), self.counts.changed_grains())
             self.share()
 
     def _bits(self) -> Path | None:
@@ -207,18 +206,17 @@ class _Run:
 
     def _begin(self) -> None:
         """Check the inputs against what is done, and have the output's files ready."""
-        ledgers: list[Ledger] = [self.merges] if self.store.complete else [self.counts, self.merges]
-        for ledger in ledgers:
+        ledgers: list[Ledger] = [self.survey, self.merges]
+        for ledger in ledgers if self.store.complete else [self.counts, *ledgers]:
             compare_inputs(self.plan.count, ledger, self.capacity, self.listener)
-        self.survey.note_inputs(input_stats(self.plan.count))
         self.backwards = self.counts.complete
-        if not writer.intact(self.place.staged, self.plan.outputs):
-            if self.merges.done.any():
-                raise IntegrityError(
-                    f"{self.place.staged} lacks files that its journal vouches for; remove {self.place.work} "
-                    "to start anew"
-                )
+        if not self.merges.done.any():  # anew: what an fsync failed on may look whole
             writer.create_files(self.place.staged, self.plan.outputs)
+        elif not writer.intact(self.place.staged, self.plan.outputs):
+            raise IntegrityError(
+                f"{self.place.staged} lacks files that its journal vouches for; remove {self.place.work} "
+                "to start anew"
+            )
         durable.sync(self.place.work)
 
     def _survey_pass(self, stage: str, numbers: NDArray[np.float64] | None = None) -> None:

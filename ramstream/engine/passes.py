@@ -46,7 +46,7 @@ class Books:
     survey: SurveyLedger | None = None
     _pending: list[UnitResult] = field(default_factory=list)
     _failed: bool = False
-    """Whether an fsync of data failed: the system reports lost data once, and a second fsync would vouch for it."""
+    """Whether nothing more is vouched for: see `stop`."""
     _since: float = field(default_factory=time.monotonic)
 
     def add(self, results: Iterable[UnitResult]) -> None:
@@ -58,8 +58,16 @@ class Books:
         if due or time.monotonic() - self._since >= BATCH_SECONDS:
             self.flush()
 
+    def stop(self) -> None:
+        """Vouch for nothing more.
+
+        The system reports lost data once: when a call has failed, the next fsync of the same file succeeds, whoever
+        makes it, and says nothing about what was lost.
+        """
+        self._failed = True
+
     def flush(self) -> None:
-        """Make everything gathered durable and vouch for it; nothing more once that has failed."""
+        """Make everything gathered durable and vouch for it."""
         if self._failed:
             return
         results, self._pending, self._failed = self._pending, [], True
@@ -87,13 +95,14 @@ def run_pass(
 ) -> None:
     """Do the `work` of `units` in their order by the workers that were `found`, and vouch for it.
 
-    Whatever ends the pass early, what was finished by then is vouched for.
+    Whatever ends the pass early, what was finished by then is vouched for, unless the system had an error: what
+    arrived before it and was not yet vouched for, with it or after it may be what was lost.
     """
     durable.allow_many_files()  # a few of every checkpoint for every worker
     setup = books.setup
     loop = "merging.merge" if setup.merge else f"sifting.{setup.survey}" if setup.survey else "counting.count"
     if units and not jit.compiled(loop):
-        books.listener(Note("compiling the kernels first: half a minute at most, and only once"))
+        books.listener(Note("compiling the kernels first, some ten to sixty seconds; only once"))
     books.listener(PassBegan(title, len(units)))
     tasks = _tasks(units, work, found.workers)
     running: set[Future[list[UnitResult]]] = set()
@@ -104,12 +113,15 @@ def run_pass(
                     running.add(workers.submit(run_task, task, len(running)))
                 if not running:
                     break
-                for future in wait(running, workers.patience, FIRST_COMPLETED).done:
+                done = wait(running, workers.patience, FIRST_COMPLETED).done
+                for future in sorted(done, key=_is_lost, reverse=True):
                     running.discard(future)
                     books.add(future.result())
                 workers.watch()
                 signals.act()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError):
+                books.stop()
             _abandon(books, running)
             raise
         books.flush()
@@ -127,7 +139,15 @@ def _abandon(books: Books, running: set[Future[list[UnitResult]]]) -> None:
     """Stop: drop what has not begun, wait for what has, keep what it finished."""
     for future in running:
         future.cancel()
-    for future in wait(running).done:
-        if not future.cancelled() and future.exception() is None:
+    done = [future for future in wait(running).done if not future.cancelled()]
+    if any(map(_is_lost, done)):
+        books.stop()
+    for future in done:
+        if future.exception() is None:
             books.add(future.result())
     books.flush()
+
+
+def _is_lost(done: Future[list[UnitResult]]) -> bool:
+    """Whether a task ended with an error of the system."""
+    return isinstance(done.exception(), OSError)

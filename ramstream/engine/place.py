@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,14 +142,9 @@ class Place:
 
         The output of this very merge may: a kill came between its name and the tidying up.
         """
-        if os.path.lexists(self.out) and not self.out.is_dir():
-            raise PlanError(f"{self.out} exists and is not a folder; choose another output")
         if self.out.exists() and not overwrite and self._result(plan) is None:
             raise PlanError(f"{self.out} exists; use --overwrite to replace it when the new one is complete")
-        if self.out.exists() and not self._may_be_replaced():
-            raise PlanError(
-                f"{self.out} holds files but no model; --overwrite replaces models only, choose another output"
-            )
+        self._refuse_other_things()
 
     def refuse_unfinished(self, plan: MergePlan) -> None:
         """JournalError or IntegrityError where an unfinished run of other counts is in the way."""
@@ -157,10 +152,15 @@ class Place:
         if before is not None:
             self._refuse_other_counts(plan.count, before)
 
-    def _may_be_replaced(self) -> bool:
-        """Whether OUT is empty, or a checkpoint in whatever state: not somebody's folder of other things."""
+    def _refuse_other_things(self) -> None:
+        """PlanError where OUT is neither empty nor a checkpoint in whatever state, but somebody's other things."""
+        if os.path.lexists(self.out) and not self.out.is_dir():
+            raise PlanError(f"{self.out} exists and is not a folder; choose another output")
         signs = (folder.RECORD, "config.json", "*.safetensors", "*.safetensors.index.json")
-        return not any(self.out.iterdir()) or any(any(self.out.glob(sign)) for sign in signs)
+        if self.out.exists() and any(self.out.iterdir()) and not any(any(self.out.glob(s)) for s in signs):
+            raise PlanError(
+                f"{self.out} holds files but no model; --overwrite replaces models only, choose another output"
+            )
 
     def claim(self, plan: MergePlan, overwrite: bool) -> bool:
         """Take over what an earlier run left, as far as it belongs to this merge, and drop the rest of it.
@@ -247,7 +247,14 @@ class Place:
         except PlanError:
             fits = False
         if not fits:
-            durable.move(self.store, self.set_aside)
+            with self._store_alone():
+                durable.move(self.store, self.set_aside)
+
+    def _store_alone(self) -> AbstractContextManager[object]:
+        """Nobody reads the store in the block: who does goes by its path. JournalError where somebody does now."""
+        from ramstream.overlap import LOCK
+
+        return durable.lock(self.store / LOCK, str(self.store)) if self.store.is_dir() else nullcontext()
 
     def _put_back_store(self) -> None:
         """The store of the former output gets its name back, if it was set aside."""
@@ -264,6 +271,7 @@ class Place:
             if os.path.lexists(self.out):
                 if not overwrite:
                     raise PlanError(f"{self.out} appeared meanwhile; use --overwrite to replace it")
+                self._refuse_other_things()
                 durable.remove(self.old)
                 durable.move(self.out, self.old)
             durable.move(self.staged, self.out)
@@ -284,13 +292,16 @@ class Place:
         for path in (self.old, self.set_aside, self.journal, self.survey):
             durable.remove(path)
         if not keep_store:
-            durable.remove(self.store)
+            with self._store_alone():
+                durable.remove(self.store)
         self._leave()
 
     def _leave(self) -> None:
-        for unfinished in ("*.new", "*.new-*", f"*{durable.REMOVED}"):
-            for path in self.work.glob(unfinished):
-                durable.remove(path)
+        for path in (*self.work.glob("*.new"), *self.work.glob("*.new-*")):
+            durable.remove(path)
+        for path in self.work.glob(f"*{durable.REMOVED}"):
+            with suppress(OSError):  # on NFS a cluster's worker that was stopped may have a file in it open
+                durable.remove_tree(path)
         durable.sync(self.work)
         durable.remove(self.plan)
         durable.remove(self.lock)

@@ -13,7 +13,7 @@ import socket
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -26,14 +26,13 @@ import ramstream
 from ramstream import durable, memory, writer
 from ramstream.checkpoint import Checkpoint
 from ramstream.engine import lending
+from ramstream.engine.executors import Task
 from ramstream.engine.inputs import Stats
 from ramstream.engine.limits import Capacity, Limits, demand
 from ramstream.engine.tasks import release
 from ramstream.engine.worker import Setup, UnitResult, Work
 from ramstream.errors import BudgetError, CheckpointError, PlanError, RamstreamError
 from ramstream.plan import CheckpointRef, CountPlan, MergePlan
-
-Task = Callable[[Setup, Sequence[Work]], list[UnitResult]]
 
 _PACKAGES = ("numpy", "numba", "llvmlite", "dask", "distributed")
 """What results or pickles may depend on."""

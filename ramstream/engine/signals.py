@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+insisted: Callable[[int], object] | None = None
+"""Ends the process, which is as safe as kill -9: what a second signal does where the whole process is ours.
+
+None in somebody else's. There the former handler is called at once, but threads that hang in a read are waited for,
+since they may yet write where the next run works.
+"""
 
 
 class Signals:
@@ -28,6 +35,8 @@ class Signals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._arrived.append((number, frame))
         if len(self._arrived) > 1:  # whoever asks twice does not want to wait for a disk that hangs
+            if insisted is not None:
+                insisted(number)
             self._give_back()
             self.act()
 

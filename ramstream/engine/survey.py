@@ -71,7 +71,7 @@ def scans(plan: MergePlan, counted: bool) -> list[str]:
 class SurveyLedger(Ledger):
     """What the survey found: histograms as long as they are needed, answers, and squares.
 
-    A line is about a batch of units of one stage. Checksums are the count ledger's: every surveyed unit is counted.
+    A line is about a batch of units of one stage; done is what any stage has looked at.
     """
 
     kind = "survey"
@@ -99,6 +99,7 @@ class SurveyLedger(Ledger):
 
     def take(self, position: int, line: Line) -> None:
         """Note a batch of units."""
+        super().take(position, line)
         if line["stage"] == NORMS:
             self._measured[line["units"]] = True
             self._squares.update(zip(line["units"], line["squares"], strict=True))
@@ -107,15 +108,17 @@ class SurveyLedger(Ledger):
 
     def vouch(self, stage: str, results: Iterable[UnitResult]) -> None:
         """Vouch for surveyed units: on disk when this returns."""
-        found = {result.unit: result.surveyed for result in results if result.surveyed is not None}
-        line: Line = {"units": list(found), "stage": stage}
+        found = [(result, result.surveyed) for result in results if result.surveyed is not None]
+        units = [result.unit for result, _ in found]
+        line: Line = {"units": units, "stage": stage, "inputs": [result.inputs for result, _ in found]}
         if found and stage == NORMS:
-            self.add([{**line, "squares": [surveyed.squares for surveyed in found.values()]}])
+            self.add([{**line, "squares": [surveyed.squares for _, surveyed in found]}])
         elif found:
-            parts = combined(chain.from_iterable(surveyed.parts for surveyed in found.values()))
-            answers = np.concatenate([surveyed.answers for surveyed in found.values()])
+            parts = combined(chain.from_iterable(surveyed.parts for _, surveyed in found))
+            answers = np.concatenate([surveyed.answers for _, surveyed in found])
             self._journal.append([{**line, "found": encode(parts, answers)}])
-            self._search(stage).add(list(found), parts, answers)
+            super().take(0, line)
+            self._search(stage).add(units, parts, answers)
 
     def left(self, stage: str) -> NDArray[np.bool_]:
         """(units,): what a stage has yet to look at."""

@@ -39,6 +39,19 @@ def _text(text: str) -> Make:
     return make
 
 
+def _many_saved(folder: Path) -> None:
+    """Modules none of whose names is among those of the weights."""
+    header = {
+        f"base_model.model.layers.{i}.modules_to_save.weight": entry("F32", [0], [0, 0]) for i in range(4_000)
+    }
+    weight_file(folder / WEIGHTS, header)
+    (folder / CONFIG).write_text(
+        json.dumps(
+            {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "modules_to_save": [f"m{i}" for i in range(4_000)]}
+        )
+    )
+
+
 TRAPS: dict[str, Make] = {
     "repeated repetition": _pattern(r".*(a+)+$"),
     "alternatives that are the same": _pattern(r".*(a|a)*$"),
@@ -55,17 +68,17 @@ TRAPS: dict[str, Make] = {
 ADAPTERS: dict[str, tuple[Make, str]] = {
     "pattern that repeats a repetition of a repetition": (
         _pattern("(((a{1000}){1000}){1000}){1000}"),
-        r"rank_pattern: .*a\{1000.* is too large a regular expression",
+        r"rank_pattern: .*a\{1000.* is too large a pattern, alone or after",
     ),
     "pattern that repeats nothing": (
         _pattern("((()" + "{10000}" + "){10000}){10000}"),
-        "is too large a regular",
+        "is too large a pattern",
     ),
     "pattern that looks back": (_pattern(r"(.)\1"), r"is a regular expression with \\1, which is not read"),
     "pattern that looks around": (_pattern(r"(?!lm_head).*"), r"with \(\?!, which is not read"),
     "pattern with flags": (_pattern("(?i)Q_PROJ"), r"with \(\?i, which is not read"),
     "pattern that gives nothing back": (_pattern("a*+b"), "with a possessive repetition, which is not read"),
-    "pattern 20,000 deep": (_pattern("(?:" * 20_000 + ")" * 20_000), "is no regular expression"),
+    "pattern 1,000 deep": (_pattern("(?:" * 1_000 + ")" * 1_000), "is no regular expression"),
     "two thousand regular expressions": (
         _pattern(*(f"x{i}.*" for i in range(2_000))),
         "is one regular expression more than 1,000",
@@ -73,6 +86,22 @@ ADAPTERS: dict[str, tuple[Make, str]] = {
     "patterns that take too long": (
         _pattern(*(f".*.*x{i:03}[a-z]*.*y{i:03}" for i in range(1_000)), modules=5_000),
         "rank_pattern takes too long to match; write it with fewer and simpler patterns",
+    ),
+    "a thousand patterns of nine thousand states": (
+        _pattern(*(f"a{{9000}}x{i}" for i in range(1_000))),
+        "rank_pattern: .*is too large a pattern, alone or after those before it; write fewer and smaller ones",
+    ),
+    "pattern of 100,000 letters": (
+        _pattern("[ab]" * 25_000),
+        "rank_pattern: .*…'? has 100,000 letters, the limit is 4,096; write it shorter",
+    ),
+    "five thousand names of dots at other places": (
+        _pattern(*("a" * i + ".a" * 500 for i in range(1_000))),
+        "is too large a pattern, alone or after those before it",
+    ),
+    "four thousand modules to save, four thousand tensors": (
+        _many_saved,
+        "modules_to_save names 4,000 modules, too many to look for; write fewer",
     ),
     "config is no text": (_text("\x00\x01"), "adapter_config.json: is not valid JSON"),
     "config 100,000 deep": (_text("[" * 100_000), "adapter_config.json: is JSON nested too deeply"),
@@ -98,3 +127,15 @@ ADAPTERS: dict[str, tuple[Make, str]] = {
     ),
 }
 """Faults of an adapter's config."""
+
+HUGE: dict[str, tuple[Make, str]] = {
+    "four million patterns that are wrong": (
+        lambda folder: adapter(folder, rank_pattern=dict.fromkeys((f"*{i}" for i in range(3_900_000)), 1)),
+        r"rank_pattern: \*0 is no regular expression; (.|\n)*has 3,899,950 more problems",
+    ),
+    "four million numbers that are wrong": (
+        lambda folder: adapter(folder, rank_pattern=dict.fromkeys(map(str, range(3_900_000)), 0)),
+        r"rank_pattern: 0 is 0, not a positive integer; (.|\n)*has 3,899,950 more problems",
+    ),
+}
+"""Large faults of an adapter's config."""

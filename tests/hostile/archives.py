@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hostile.build import index
 from hostile.mutated import Record, packed
 
 Make = Callable[[Path], object]
@@ -91,6 +92,18 @@ def _lying(change: Callable[[Record], object], name: str = "a/data/0") -> Make:
     return make
 
 
+def _lying_names(folder: Path) -> None:
+    """Three thousand entries that lead to the same header, whose name is as long as one may be."""
+    records = packed([("a/data.pkl", EMPTY), *((f"a/data/{i}", b"") for i in range(3_000))])
+    local, directory = records[:2], [record for record in records if record.numbers[0] != _LOCAL]
+    local[1].numbers[9] = 0xFFFF
+    local[1].tail += bytes(0xFFFF)
+    for record in directory[1:-1]:
+        record.numbers[_OFFSET] = len(local[0].data)
+    directory[-1].numbers[6] = sum(len(record.data) for record in local)
+    write(folder, [*local, *directory])
+
+
 def _marked(entry: Record) -> None:
     entry.numbers[_EXTERNAL] = 0x10
 
@@ -117,6 +130,10 @@ ARCHIVES: dict[str, tuple[Make, str]] = {
         "its directory takes 1,099,511,627,776 bytes, the limit",
     ),
     "a member beyond 2^63": (_lying(_far), "member a/data/0 begins at byte 18,446,744,073,709,551,615 of"),
+    "names of 65,535 letters that the directory does not have": (
+        _lying_names,
+        r"member a/data/0 is not where the directory says; .*(.|\n)*has 2,980 more problems",
+    ),
     "a member that is marked as a folder": (_lying(_marked), "member a/data/0 is marked as a folder"),
     "member with an escape sequence": (
         _members(("\x1b[2J/data.pkl", EMPTY)),
@@ -128,7 +145,7 @@ ARCHIVES: dict[str, tuple[Make, str]] = {
     ),
     "a thousand compressed members": (
         lambda folder: _deflated(folder, 1000),
-        "has 980 more problems like these",
+        "has 980 more problems",
     ),
 }
 """Faults of the zip file `pytorch_model.bin`."""
@@ -224,6 +241,14 @@ PICKLES: dict[str, tuple[Make, str]] = {
 """Faults of a pickle."""
 
 
+def _links(folder: Path) -> None:
+    """An index of a thousand shards, all of them the one file that is there."""
+    names = [f"{i}.bin" for i in range(1000)]
+    for name in names:
+        (folder / name).symlink_to(BIN)
+    index(folder, {f"w{name}": name for name in names}, f"{BIN}.index.json")
+
+
 def _large(make: Callable[[], bytes]) -> Make:
     """An archive of a pickle that is made only when it is needed."""
     return lambda folder: pickle_of(make())(folder)
@@ -242,7 +267,35 @@ HUGE: dict[str, tuple[Make, str]] = {
     ),
     "four million names": (
         _large(lambda: b"ctorch\nfloat32\n" * 3_999_000 + b"."),
-        "holds a class or function, not a dict",
+        "it imports names of more than 20,000,000 letters",
+    ),
+    "a million names of wide letters": (
+        _large(
+            lambda: (
+                b"\x80\x04" + text("\U0001f600" + "a" * 498) + b"q\x00" + b"h\x00h\x00\x93" * 1_300_000 + b"."
+            )
+        ),
+        r"its pickle asks for .*U0001f600aaa",
+    ),
+    "a text of 99 MB in wide letters": (
+        _large(lambda: b"\x80\x04}" + text("\U0001f600" + "a" * 98_900_000) + b"Ns."),
+        r".U0001f600aaa.*…: the name has 98,900,001 letters, the limit is 4,096",
+    ),
+    "two million tensors that are one": (
+        _large(
+            lambda: (
+                b"\x80\x04"
+                + tensor()
+                + b"q\x00}("
+                + b"".join(b"\x8c\x07%07dh\x00" % i for i in range(1_300_000))
+                + b"u."
+            )
+        ),
+        "agent: holds more than 500,000 tensors",
+    ),
+    "a thousand links to a million instructions": (
+        lambda folder: [pickle_of(b"}" * 999_000 + b".")(folder), _links(folder)],
+        "is one file too many: headers of 200,000,000 bytes are read for one checkpoint, or pickles of a twentieth",
     ),
     "a million foreign names": (
         _large(lambda: b"".join(b"ca%d\nb\n" % i for i in range(1_000_000)) + b"."),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hostile.build import NAME, entry, weight_file
+from hostile.build import NAME, entry, index, weight_file
 
 Make = Callable[[Path], object]
 
@@ -106,7 +106,7 @@ HEADERS: dict[str, tuple[Make, str]] = {
     ),
     "a thousand faulty tensors": (
         _text({f"w{i}": entry("U8", [8], [8, 0]) for i in range(5000)}),
-        "has 980 more problems like these",
+        "has 980 more problems",
     ),
 }
 
@@ -153,8 +153,39 @@ HUGE: dict[str, tuple[Make, str]] = {
     "a number of 100 MB": (_full('{"w":1', "0", "}"), "an integer of 99,99.,... digits"),
     "a fraction of 100 MB": (_full('{"w":0.', "1", "}"), r"w: described by 0\.111"),
     "100 MB of spaces": (_full('{"w":1', " ", "}"), "w: described by 1"),
+    "four million numbers of metadata": (
+        lambda folder: weight_file(
+            folder / NAME, json.dumps({"__metadata__": dict.fromkeys(map(str, range(3_999_990)), 0)}).encode()
+        ),
+        "__metadata__: 0 is 0, not a string(.|\n)*has 980 more",
+    ),
+    "a thousand links to half a million tensors": (
+        lambda folder: [honest(folder), links(folder)],
+        "agent: holds more than 500,000 tensors; save it in fewer",
+    ),
+    "a thousand links to 90 MB of metadata": (
+        lambda folder: [
+            weight_file(
+                folder / NAME, {"__metadata__": {"a": "b" * 90_000_000}, "w": entry("U8", [0], [0, 0])}
+            ),
+            links(folder),
+        ],
+        "agent/10.safetensors: is one file too many: headers of 200,000,000 bytes are read for one checkpoint",
+    ),
+    "a thousand links to 90 MB that are no description": (
+        lambda folder: [weight_file(folder / NAME, b"{" + b" " * 90_000_000), links(folder)],
+        "agent/10.safetensors: is one file too many",
+    ),
 }
 """Faults of a header of nearly 100 MB."""
+
+
+def links(folder: Path, shards: int = 1000) -> None:
+    """An index of so many shards, all of them the one file that is there."""
+    names = [f"{i}.safetensors" for i in range(shards)]
+    for name in names:
+        (folder / name).symlink_to(NAME)
+    index(folder, {f"w{name}": name for name in names})
 
 
 def million_names(folder: Path, file: Callable[[int], str] = lambda i: "a.safetensors") -> None:

@@ -123,9 +123,9 @@ PLACES: dict[str, tuple[Make, str]] = {
     "index leads to the user's home": (_shard("~/secret.safetensors"), "~/secret.safetensors: is missing"),
     "index leads to itself": (_shard(INDEX), f"agent/{INDEX}: is no safetensors file|JSON text"),
     # large files
-    "config of 300 MB": (
-        _instead("config.json", sparse(300_000_000)),
-        "agent/config.json: has 300,000,000 bytes, more than the 200,000,000 expected",
+    "config of 100 MB and a byte": (
+        _instead("config.json", sparse(100_000_001)),
+        "agent/config.json: has 100,000,001 bytes, more than the 100,000,000 expected",
     ),
     "index of 300 MB": (_instead(INDEX, sparse(300_000_000)), f"agent/{INDEX}: has 300,000,000 bytes"),
     "config is the system's own file": (
