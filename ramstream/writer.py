@@ -71,6 +71,15 @@ class RangeWriter:
         """Have the system write bytes begin .. end to the disk now, while others are made."""
         durable.begin_writing(self._files.get(file), begin, end - begin)
 
+    def sync(self, files: Iterable[int]) -> None:
+        """fsync the files with these numbers, by the descriptors that wrote to them.
+
+        Data that is lost is reported once to each descriptor that was open, and to none that is opened later.
+        """
+        for file in sorted(set(files)):
+            with durable.naming(self._paths[file]):
+                durable.disk.sync(self._files.get(file))
+
 
 def sync_files(folder: Path, outputs: Sequence[OutputFile], touched: Iterable[int]) -> None:
     """fsync the files with these numbers."""

@@ -66,7 +66,7 @@ class Models:
     def on_a_cluster(self) -> Limits:
         """A scheduler and a worker in threads of this process, where what they do to the disk is recorded too."""
         self._cluster = distributed.LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=None
+            n_workers=1, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=":0"
         )
         return replace(LIMITS, workers=None, scheduler=self._cluster.scheduler_address)
 
@@ -366,6 +366,19 @@ def test_crash_states_of_resumed_resumes(models: Models, place: Path, name: str)
 
 
 # One fault each
+
+
+def test_what_a_worker_of_a_cluster_did_is_on_disk_before_the_driver_hears_of_it(
+    models: Models, place: Path
+) -> None:
+    """The driver's fsync does not cover what another host holds."""
+    trial = Trial(cases(models)["a merge on a cluster"], place).finished()
+    bits = r"out\.ramstream/overlap\.zarr/run-\w+/\d+-\w+"
+    acts = [act for act in trial.recorder.acts if re.fullmatch(rf"(write|sync) {bits}", act)]
+    assert len(acts) > 4
+    assert {act.split()[1] for act in acts if act.startswith("write")} == {
+        act.split()[1] for act in acts if act.startswith("sync")
+    }
 
 
 def test_what_a_killed_run_wrote_down_is_on_disk_before_anything_is_built_on_it(

@@ -23,13 +23,13 @@ from typing import Any
 import xxhash
 
 import ramstream
-from ramstream import durable, memory, writer
+from ramstream import memory
 from ramstream.checkpoint import Checkpoint
 from ramstream.engine import lending
 from ramstream.engine.executors import Task
 from ramstream.engine.inputs import Stats
 from ramstream.engine.limits import Capacity, Limits, demand
-from ramstream.engine.tasks import release
+from ramstream.engine.tasks import release, sync
 from ramstream.engine.worker import Setup, UnitResult, Work
 from ramstream.errors import BudgetError, CheckpointError, PlanError, RamstreamError
 from ramstream.plan import CheckpointRef, CountPlan, MergePlan
@@ -109,12 +109,7 @@ def work(parcel: Parcel, task: Task, works: Sequence[Work]) -> list[UnitResult]:
         setup, _ = parcel.open()
         assert setup is not None, "there is something to do"
         results = task(setup, works)
-        for result in results:
-            if result.chunk is not None:
-                durable.sync(Path(result.chunk))
-        if setup.merge is not None and setup.out is not None:
-            files = [file for result in results for file in result.files]
-            writer.sync_files(setup.out, setup.merge.outputs, files)
+        sync(setup, results)
         return results
 
 

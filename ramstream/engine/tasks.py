@@ -48,6 +48,11 @@ def run_task(setup: Setup, works: Sequence[Work]) -> list[UnitResult]:
         raise
 
 
+def sync(setup: Setup, results: Sequence[UnitResult]) -> None:
+    """Have what this thread's last task did on disk. OSError where any of it was lost."""
+    _workers.setdefault(setup.token, _Workers()).mine(setup).sync(results)
+
+
 def release(token: str) -> None:
     """Let go of all that a setup's workers hold: buffers, files, kernels."""
     _workers.pop(token, None)

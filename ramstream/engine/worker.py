@@ -7,6 +7,7 @@ writes the same bytes to the same places.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ramstream import memory, tallies
+from ramstream import durable, memory, tallies
 from ramstream.checkpoint.reader import open_reader
 from ramstream.engine.computed import Computed
 from ramstream.engine.lending import store_of
@@ -153,6 +154,14 @@ class Worker:
             for file, (begin, end) in unit.written.items():
                 self._writer.hand_over(file, begin, end)
         return unit.result
+
+    def sync(self, results: Sequence[UnitResult]) -> None:
+        """Have what was done just now on disk; otherwise the driver sees to that."""
+        for result in results:
+            if result.chunk is not None:
+                durable.sync(Path(result.chunk))
+        if files := [file for result in results for file in result.files]:
+            self._writer.sync(files)
 
     def _compared(self, unit: _Unit) -> list[int]:
         """The inputs' checksums; IntegrityError where one is not what was expected."""
