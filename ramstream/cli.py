@@ -119,7 +119,7 @@ _strength = _options(
 )  # fmt: skip
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 _loudness = _options(
-    click.option("-q", "--quiet", is_flag=True, help="No progress."),
+    click.option("-q", "--quiet", is_flag=True, help="No progress and no notes."),
     click.option("-v", "--verbose", is_flag=True, help="A line for every batch that is on disk."),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,21 @@ from ramstream.types import ALIGNMENT, BYTE_RANGE, GRAIN
 
 FORMAT = "ramstream merge 2"
 _PACKAGES = ("ramstream", "numpy", "numba", "xxhash", "zarr", "safetensors")
+
+_OF_MODELS = (
+    ".json",
+    ".safetensors",
+    ".bin",
+    ".txt",
+    ".model",
+    ".md",
+    ".jinja",
+    ".py",
+    ".tiktoken",
+    ".gitattributes",
+)
+_BY_NAME = ("LICENSE", "NOTICE")
+"""What tells that a file is a part of a model that nothing records."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +142,24 @@ class Record:
     def tally_records(self) -> tallies.Tallies:
         """The tallies of pass 1, one record a merged tensor."""
         return tallies.decode(self.encoded_tallies, len(self.description().labels))
+
+
+def strays(output: Path) -> list[str]:
+    """Files and links in a folder that belong to no output of ours, and, where it is none, to no model either."""
+    try:
+        record = Record.read(output)
+        known = {folder.RECORD, folder.CARD, *record.side_files, *(file["name"] for file in record.files)}
+    except PlanError:
+        known = {path.name for path in output.iterdir() if path.is_file() and _is_of_a_model(path.name)}
+    found = []
+    for parent, folders, files in os.walk(output):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        found += [os.path.relpath(os.path.join(parent, name), output) for name in (*files, *links)]
+    return sorted(set(found) - known)
+
+
+def _is_of_a_model(name: str) -> bool:
+    return name.endswith(_OF_MODELS) or name.startswith(_BY_NAME)
 
 
 def make_record(

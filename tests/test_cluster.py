@@ -498,7 +498,9 @@ def test_a_worker_without_ramstream_is_refused(
 ) -> None:
     (tmp_path / "ramstream.py").write_text("raise ImportError('no ramstream here')\n")
     another(PYTHONPATH=str(tmp_path))
-    with pytest.raises(PlanError, match="lacks ramstream: no ramstream here; install the same on all hosts"):
+    with pytest.raises(
+        PlanError, match=r"worker tcp://\S+ lacks ramstream: no ramstream here; install the same on all hosts"
+    ):
         run(model.plan(), tmp_path / "out", on(machines))
     assert machines.workers() == 3, "nobody died of it"
     assert not work_of(tmp_path / "out").exists()
@@ -541,6 +543,53 @@ def test_what_a_worker_finds_wrong_names_it(model: Model, machines: Machines, tm
             error = hands.submit(deeds.run_task, [work], 0).exception()
     assert type(error).__name__ == "IntegrityError"
     assert str(error).startswith("worker tcp://127.0.0.1:")
+
+
+def test_what_hosts_compiled_is_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers were refused as soon as one of them had compiled a loop that the command had not."""
+    package = Path(ramstream.__file__).parent
+    copy = shutil.copytree(package, tmp_path / "ramstream", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(ramstream, "__file__", str(copy / "__init__.py"))
+    before = remote.versions()
+    (copy / "kernels" / "__pycache__" / "cores").mkdir(parents=True)
+    (copy / "kernels" / "__pycache__" / "cores" / "ramstream_core_1.py").write_text("# made at run time")
+    assert remote.versions() == before
+    (copy / "methods" / "mine.py").write_text("# a method")
+    assert remote.versions() != before
+
+
+class Unanswered:
+    """dask's future of a call that is done, when the connection ends just as its result is asked for."""
+
+    status = "finished"
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def add_done_callback(self, function: Callable[[Any], None]) -> None:
+        self.thread = threading.Thread(target=function, args=(self,))
+        self.thread.start()
+
+    def result(self, timeout: float | None = None) -> None:
+        self.asked.set()
+        threading.Event().wait(timeout)
+        raise TimeoutError
+
+    def release(self) -> None:
+        pass
+
+
+def test_nobody_waits_for_an_answer_that_nobody_wants_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that was stopped had said so, and did not end."""
+    monkeypatch.setattr(cluster, "ANSWER", 0.05)
+    call = Unanswered()
+    waiting = cluster.Call(cluster.Cluster(Limits(scheduler="tcp://127.0.0.1:1"), print), call)
+    call.asked.wait(5)
+    call.thread.join(0.3)
+    assert call.thread.is_alive(), "it may still come"
+    assert waiting.cancel()
+    call.thread.join(5)
+    assert not call.thread.is_alive()
 
 
 @pytest.fixture

@@ -358,6 +358,30 @@ def test_a_folder_that_is_no_model_is_not_overwritten(model: list[Path], tmp_pat
     assert (tmp_path / "docs" / "a").exists()
 
 
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("other", ["rewards.csv", "checkpoint-100/optimizer.pt", "notes/a.json", "link"])
+def test_what_lies_beside_a_model_is_not_removed_with_it(
+    model: list[Path], tmp_path: Path, ours: bool, other: str
+) -> None:
+    out = tmp_path / "out"
+    if ours:
+        merge(plan_of(model), out)
+        (out / "README.md").write_text("my own card")
+    else:
+        shutil.copytree(model[1], out)
+        (out / "LICENSE").write_text("free")
+    (out / other).parent.mkdir(exist_ok=True)
+    if other == "link":
+        (out / other).symlink_to(tmp_path, target_is_directory=True)
+    else:
+        (out / other).write_text("mine")
+    with pytest.raises(PlanError, match=f"holds what is no part of its model: {other}; move it elsewhere"):
+        merge(plan_of(model, r=0.5), out, overwrite=True)
+    (out / other).rename(tmp_path / "elsewhere")
+    merge(plan_of(model, r=0.5), out, overwrite=True)
+    assert merge(plan_of(model, r=0.5), out).already_complete
+
+
 def killed_between_the_renames(plan: MergePlan, out: Path) -> None:
     """A merge over a former output that ends after that one lost its name and before the new one has it."""
     rename = Path.rename
@@ -379,7 +403,7 @@ def test_the_former_output_gets_its_name_back(model: list[Path], tmp_path: Path)
     before = promised(tmp_path / "out")
     killed_between_the_renames(plan_of(model, r=0.9), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(JournalError, match="holds an unfinished merge of something else"):
+    with pytest.raises(JournalError, match=r"unfinished merge of other inputs, .*, and this is one of "):
         merge(plan_of(model[:2]), tmp_path / "out", overwrite=True)
     assert promised(tmp_path / "out") == before
 

@@ -121,7 +121,9 @@ class Cluster:
     def _on_each(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What a function gives on every worker that answers in time. An error lists all that was wrong."""
         calls = {
-            address: Call(self, self.call(function, *arguments, key=_key("look"), workers=[address]))
+            address: Call(
+                self, self.call(function, *arguments, key=_key("look"), workers=[address]), worker=address
+            )
             for address in self._present()
         }
         done = wait(calls.values(), seconds).done
@@ -180,22 +182,35 @@ class Call(Future[Any]):
     """A call on the cluster as a future that `concurrent.futures.wait` knows."""
 
     def __init__(
-        self, cluster: Cluster, call: Any, take: Callable[[Any], Any] = lambda result: result
+        self,
+        cluster: Cluster,
+        call: Any,
+        take: Callable[[Any], Any] = lambda result: result,
+        worker: str | None = None,
     ) -> None:
         super().__init__()
-        self._cluster, self._call, self._take = cluster, call, take
+        self._cluster, self._call, self._take, self._worker = cluster, call, take, worker
         call.add_done_callback(self._done)
 
     def _done(self, call: Any) -> None:
         """In a thread of dask's."""
         with suppress(InvalidStateError):  # cancelled meanwhile
             try:
-                result = self._take(call.result())
+                result = self._take(self._received(call))
             except BaseException as error:
-                self.set_exception(explained(error, self._cluster.address))
+                self.set_exception(explained(error, self._cluster.address, self._worker))
             else:
                 self.set_result(result)
         call.release()
+
+    def _received(self, call: Any) -> Any:
+        """What a call that is done gave, as long as it is wanted: a connection that just ends answers nothing."""
+        while True:
+            try:
+                return call.result(timeout=ANSWER)
+            except TimeoutError:  # also what a task raised
+                if call.status == "error" or self.cancelled():
+                    raise
 
     def cancel(self) -> bool:
         """Forget about it; where it was begun it goes on there, to no effect."""

@@ -107,8 +107,11 @@ def lost(address: str, why: object) -> RamstreamError:
     )
 
 
-def explained(error: BaseException, address: str) -> BaseException:
-    """dask's errors in our words; others are what a task raised, and stay as they are."""
+def explained(error: BaseException, address: str, worker: str | None = None) -> BaseException:
+    """dask's errors in our words; others are what a task raised, and stay as they are.
+
+    `worker` is the one that was asked, None where any could answer.
+    """
     from distributed import KilledWorker
     from distributed.comm import CommClosedError
 
@@ -122,5 +125,6 @@ def explained(error: BaseException, address: str) -> BaseException:
     if isinstance(error, (CancelledError, asyncio.CancelledError, CommClosedError)):
         return lost(address, getattr(error, "reason", None) or error)
     if isinstance(error, ImportError):
-        return PlanError(f"a worker of {address} lacks ramstream: {error}; install the same on all hosts")
+        which = f"worker {worker}" if worker else f"a worker of {address}"
+        return PlanError(f"{which} lacks ramstream: {error}; install the same on all hosts")
     return error

@@ -32,9 +32,10 @@ def check_disk(plan: MergePlan, place: Place, store: Path | None) -> None:
         disk = _existing(path).stat().st_dev
         needs[disk] = needs.get(disk, 0) + max(need, 0)
         if needs[disk] > (free := free_disk(path)):
+            without = ", or use --no-keep-store" if path == store and needs[disk] - need <= free else ""
             raise DiskFullError(
                 f"{path}: the run writes {memory.mebibytes(needs[disk])} there and {memory.mebibytes(free)} are "
-                f"free; free some space, choose another disk{', or use --no-keep-store' if store else ''}"
+                f"free; free some space, or choose another disk{without}"
             )
 
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ramstream import durable, folder, writer
+from ramstream.checkpoint.wording import listed
 from ramstream.errors import IntegrityError, JournalError, PlanError
 from ramstream.plan import CountPlan, MergePlan, differences
-from ramstream.record import Record
+from ramstream.record import Record, strays
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,9 @@ class Place:
 
         The output of this very merge may: a kill came between its name and the tidying up.
         """
-        if self.out.exists() and not overwrite and self._result(plan) is None:
+        if self._result(plan) is not None:
+            return
+        if self.out.is_dir() and not overwrite:
             raise PlanError(f"{self.out} exists; use --overwrite to replace it when the new one is complete")
         self._refuse_other_things()
 
@@ -153,13 +156,20 @@ class Place:
             self._refuse_other_counts(plan.count, before)
 
     def _refuse_other_things(self) -> None:
-        """PlanError where OUT is neither empty nor a checkpoint in whatever state, but somebody's other things."""
+        """PlanError where OUT is more than a checkpoint in whatever state: it may be somebody's other things."""
         if os.path.lexists(self.out) and not self.out.is_dir():
             raise PlanError(f"{self.out} exists and is not a folder; choose another output")
+        if not self.out.exists():
+            return
         signs = (folder.RECORD, "config.json", "*.safetensors", "*.safetensors.index.json")
-        if self.out.exists() and any(self.out.iterdir()) and not any(any(self.out.glob(s)) for s in signs):
+        if any(self.out.iterdir()) and not any(any(self.out.glob(sign)) for sign in signs):
             raise PlanError(
                 f"{self.out} holds files but no model; --overwrite replaces models only, choose another output"
+            )
+        if others := strays(self.out):
+            raise PlanError(
+                f"{self.out} holds what is no part of its model: {listed(others)}; move it elsewhere, "
+                "--overwrite would remove it"
             )
 
     def claim(self, plan: MergePlan, overwrite: bool) -> bool:
@@ -201,7 +211,8 @@ class Place:
         for path in (self.journal, self.survey, self.staged, self.old):
             if os.path.lexists(path):
                 raise JournalError(
-                    f"{path} is there without {self.plan.name}; move it away, it is not this run's"
+                    f"{path} is there without {self.plan.name}, which says whose it is; move it away, or remove "
+                    f"{self.work} to start anew"
                 )
 
     def _unfinished(self) -> dict[str, Any] | None:
@@ -228,9 +239,13 @@ class Place:
                     f"{', '.join(changed)} changed since {self.work} was begun; restore the files, or remove "
                     f"{self.work} to start anew"
                 )
+        what = f"something else: {differences(now, then)}"
+        if (mine := _paths(count)) != before["inputs"]:
+            there, here = (", ".join(map(os.path.commonpath, inputs)) for inputs in (before["inputs"], mine))
+            what = f"other inputs, {there}, and this is one of {here}"
         raise JournalError(
-            f"{self.work} holds an unfinished merge of something else: {differences(now, then)}; finish that "
-            f"one with its own command, or remove {self.work}"
+            f"{self.work} holds an unfinished merge of {what}; finish that one with its own command, or remove "
+            f"{self.work}"
         )
 
     def _set_aside_store(self, count: CountPlan, unfinished: bool) -> None:
@@ -313,10 +328,7 @@ class Place:
 def refuse_overlap(mine: Path, count: CountPlan, what: str) -> None:
     """PlanError where `mine` is, contains, lies in or links to an input, as they are named and as they are."""
     for checkpoint in count.checkpoints:
-        theirs = list(checkpoint.paths)
-        if not checkpoint.single_file:
-            theirs.append(Path(checkpoint.folder))
-        for path in theirs:
+        for path in (*checkpoint.paths, *(() if checkpoint.single_file else (Path(checkpoint.folder),))):
             if _overlap(mine, path):
                 raise PlanError(
                     f"{what} {mine} and the input {checkpoint.label} ({path}) overlap; "

@@ -141,6 +141,8 @@ def _sources() -> str:
     """A name for ramstream's code: a version alone does not change with every change."""
     digest, folder = xxhash.xxh3_64(), Path(ramstream.__file__).parent
     for path in sorted(folder.rglob("*.py")):
+        if "__pycache__" in path.parts:  # loops that were compiled there, not code
+            continue
         digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     return f"{metadata.version('ramstream')} with code {digest.hexdigest()[:8]}"
 
