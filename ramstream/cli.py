@@ -46,6 +46,10 @@ def main() -> NoReturn:
         sys.exit(1)
     except (KeyboardInterrupt, click.Abort):
         _stop(130)
+    except RuntimeError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11, of one in the middle of a class
+            _stop(130)
+        raise
 
 
 def _terminated(*_: object) -> NoReturn:

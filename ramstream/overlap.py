@@ -171,7 +171,14 @@ class OverlapStore:
         """The zarr array of bits. PlanError where the store has tallies only."""
         if not self.has_bits:
             raise PlanError(f"{self.path} keeps tallies only; count again with --store to keep the bits")
-        return zarr.open_array(self.path / BITS, mode="r")
+        return self._array(BITS)
+
+    def _array(self, name: str) -> zarr.Array[Any]:
+        """One of the store's arrays; IntegrityError where its description is not what was written."""
+        try:
+            return zarr.open_array(self.path / name, mode="r")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise IntegrityError(f"{self.path} is damaged ({error}); copy it again, or remove it") from error
 
     def write_bits(self, grain: int, planes: NDArray[np.uint8]) -> Path:
         """Store the bits (T, GRAIN / 8) of one grain and return the chunk's file, which is not yet fsynced.
@@ -236,7 +243,7 @@ class OverlapStore:
         try:
             for name in tallies.dtype.names or ():
                 if tallies[name].size:
-                    tallies[name] = zarr.open_array(self.path / name, mode="r")[...]
+                    tallies[name] = self._array(name)[...]
         except (OSError, ValueError, KeyError) as error:
             raise IntegrityError(f"{self.path} is damaged ({error}); copy it again, or remove it") from error
         if xxhash.xxh3_64_hexdigest(tallies.tobytes()) != self.attributes["tallies"]:

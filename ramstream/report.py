@@ -181,6 +181,11 @@ def outcome_view(out: str, already: bool, summary: dict[str, Any]) -> View:
     """The summary at the end of a merge."""
     stats = summary["statistics"]
     lines = [f"{out}: already complete, nothing to do" if already else _done_line(out, summary)]
+    if summary.get("inputs_touched"):
+        lines.append(
+            "warning: input files were touched since this merge, though what is sampled of them is the same; if "
+            f"they may have changed, remove {out} and merge anew"
+        )
     if stats["method"].get("r"):
         lines.append(f"λ moved {number(summary['moved_by_lambda'])} output elements away from plain RAM")
     for name, n in summary["overflow"].items():

@@ -51,7 +51,7 @@ SECONDS = 20
 """What a case may take; the usual one takes a thousandth of one."""
 ADDRESSES = 1 << 30
 """Bytes of address space that all cases together may add."""
-GROWN_SECONDS, GROWN_ADDRESSES = 5, 1 << 29
+GROWN_SECONDS, GROWN_ADDRESSES = 30, 1 << 29
 """The same for a case whose files have some MB, and ask for much; of processor time."""
 PEAK = 48 << 20
 """Bytes that Python may allocate at once in a case; its files have a few KB, at most some 100 KB."""

@@ -246,11 +246,21 @@ def test_a_worker_may_join_in_the_middle(
             joined.append(machines.worker())
             machines.wait(3)
 
-    with small_steps():
-        merge(model.plan("ram"), tmp_path / "out", on(machines), listener=join)
+    def took_part() -> bool:
+        return bool(joined) and str(joined[0].pid) in {pid for pid, *_ in model.log()}
+
+    for _ in range(3):  # on a busy machine all tasks may be dealt before dask gives it one
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        shutil.rmtree(work_of(tmp_path / "out"), ignore_errors=True)
+        with small_steps():
+            merge(model.plan("ram"), tmp_path / "out", on(machines), listener=join)
+        assert_same(tmp_path / "out", model.good("ram"))
+        if took_part():
+            break
+        joined.pop().terminate()
+        machines.wait(2)
+    assert took_part()
     joined[0].terminate()
-    assert str(joined[0].pid) in {pid for pid, *_ in model.log()}
-    assert_same(tmp_path / "out", model.good("ram"))
     machines.wait(2)
 
 
@@ -558,38 +568,29 @@ def test_what_hosts_compiled_is_no_code(tmp_path: Path, monkeypatch: pytest.Monk
     assert remote.versions() != before
 
 
-class Unanswered:
-    """dask's future of a call that is done, when the connection ends just as its result is asked for."""
-
-    status = "finished"
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-
-    def add_done_callback(self, function: Callable[[Any], None]) -> None:
-        self.thread = threading.Thread(target=function, args=(self,))
-        self.thread.start()
-
-    def result(self, timeout: float | None = None) -> None:
-        self.asked.set()
-        threading.Event().wait(timeout)
-        raise TimeoutError
-
-    def release(self) -> None:
-        pass
-
-
-def test_nobody_waits_for_an_answer_that_nobody_wants_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that was stopped had said so, and did not end."""
-    monkeypatch.setattr(cluster, "ANSWER", 0.05)
-    call = Unanswered()
-    waiting = cluster.Call(cluster.Cluster(Limits(scheduler="tcp://127.0.0.1:1"), print), call)
-    call.asked.wait(5)
-    call.thread.join(0.3)
-    assert call.thread.is_alive(), "it may still come"
-    assert waiting.cancel()
-    call.thread.join(5)
-    assert not call.thread.is_alive()
+def test_a_result_that_a_stopped_worker_holds_keeps_nothing_else_up(
+    model: Model, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others waited behind it, and a command that was stopped did not end."""
+    with executors.connected(on(machines), print) as workers:
+        found = workers(model.plan().count)
+        hands, held = found.cluster, threading.Event()
+        assert hands is not None
+        one, two = machines.ask("ncores")
+        where = {each: hands.call(os.getpid, key=each, workers=[each]) for each in (one, two)}
+        pids = {each: cluster.Call(hands, call).result(20) for each, call in where.items()}
+        kept = hands.call(bytes, 1000, key="kept", workers=[one])
+        kept.add_done_callback(lambda _: held.set())
+        assert held.wait(20)
+        os.kill(pids[one], signal.SIGSTOP)
+        try:
+            waiting = cluster.Call(hands, kept)
+            call = cluster.Call(hands, hands.call(abs, -7, key="more", workers=[two]))
+            assert call.result(20) == 7
+            assert not waiting.done()
+            assert waiting.cancel()
+        finally:
+            os.kill(pids[one], signal.SIGCONT)
 
 
 @pytest.fixture

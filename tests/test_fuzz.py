@@ -57,10 +57,10 @@ def test_small_files_that_ask_for_much_are_soon_done(kind: str, tmp_path: Path) 
     check_grown(tmp_path, kind, 6)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", fuzz.GROWN)
 def test_many_small_files_that_ask_for_much_are_soon_done(kind: str, tmp_path: Path) -> None:
-    check_grown(tmp_path, kind, MANY // 250)
+    check_grown(tmp_path, kind, 200)
 
 
 def check_grown(home: Path, kind: str, cases: int) -> None:

@@ -319,6 +319,36 @@ def test_a_torn_survey_journal_is_made_up_for(grains: Grains, tmp_path: Path, sc
         shutil.copytree(tmp_path / "kept", work)
 
 
+@pytest.mark.parametrize("line", range(1, 10))
+def test_a_line_that_is_there_twice_counts_once(grains: Grains, tmp_path: Path, line: int) -> None:
+    out, work = tmp_path / "out", tmp_path / "out.ramstream"
+    stopped(grains.plan("model"), out, "merging", 2)
+    for name in ("survey.jsonl", "journal.jsonl"):
+        lines = (work / name).read_bytes().splitlines(True)
+        if line < len(lines):
+            (work / name).write_bytes(b"".join([*lines[: line + 1], *lines[line:]]))
+    run(grains.plan("model"), out)
+    assert contents(out) == contents(grains.good["model"])
+    both = [
+        json.loads((path / "ramstream.json").read_text())["summary"] for path in (out, grains.good["model"])
+    ]
+    assert both[0]["overflow"] == both[1]["overflow"]
+    assert both[0]["moved_by_lambda"] == both[1]["moved_by_lambda"]
+
+
+@pytest.mark.parametrize("coarse", [1, 2])
+def test_a_line_of_an_unfinished_stage_that_is_there_twice_counts_once(
+    grains: Grains, tmp_path: Path, coarse: int
+) -> None:
+    out, survey = tmp_path / "out", tmp_path / "out.ramstream" / "survey.jsonl"
+    stopped(grains.plan("model"), out, "counting and selecting", coarse)
+    lines = survey.read_bytes().splitlines(True)
+    assert b"coarse" in lines[1]
+    survey.write_bytes(b"".join([*lines[:2], *lines[1:]]))
+    run(grains.plan("model"), out)
+    assert contents(out) == contents(grains.good["model"])
+
+
 def test_a_survey_whose_counts_are_gone_counts_again(grains: Grains, tmp_path: Path) -> None:
     """The norms need the counts, which another store, or none, does not have."""
     out, plan = tmp_path / "out", plan_of(grains.paths, "ram", max_norm="largest")
@@ -401,7 +431,8 @@ def test_a_survey_of_other_bytes_is_found_also_without_the_counts(
         count(plan.count, Limits(), options["store"])
     for _ in range(2):  # and not the second time either
         with pytest.raises(
-            IntegrityError, match=r"agent-2 changed since it was counted.*remove the unfinished run"
+            IntegrityError,
+            match=r"agent-2 changed since it was counted.*remove \S*/\w+\.(ramstream|zarr), which",
         ):
             run(plan, out, **options)
     flip()

@@ -113,11 +113,47 @@ def test_a_finished_output_of_touched_inputs_says_what_it_did_not_compare(
 ) -> None:
     merge(plan_of(model), tmp_path / "out")
     os.utime(model[0] / "model.safetensors")
-    said: list[Event] = []
-    assert merge(plan_of(model), tmp_path / "out", listener=said.append).already_complete
-    assert [event.text for event in said if isinstance(event, Note)] == [
-        "input files were touched since this merge; what was sampled of them is the same"
-    ]
+    again = merge(plan_of(model), tmp_path / "out")
+    assert (again.already_complete, again.summary["inputs_touched"]) == (True, True)
+    said = subprocess.run(merge_command(model, tmp_path / "out"), capture_output=True, text=True, check=True)
+    assert "input files were touched since this merge" in said.stdout
+
+
+def test_inputs_that_change_before_the_output_has_its_name_are_found(
+    model: list[Path], tmp_path: Path
+) -> None:
+    """All was built, and something stood at OUT; by the next run an input was another."""
+    out = tmp_path / "out"
+    with pytest.raises(PlanError, match="appeared meanwhile"):
+        merge(plan_of(model), out, listener=lambda _: out.mkdir(exist_ok=True))
+    out.rmdir()
+    before = (model[1] / "model.safetensors").read_bytes()
+    edit(model[1])
+    with pytest.raises(
+        IntegrityError, match=r"agent-1 changed since .*out\.ramstream, which was made of the former"
+    ):
+        merge(plan_of(model), out)
+    assert not out.exists()
+    (model[1] / "model.safetensors").write_bytes(before)
+    merge(plan_of(model), out)
+    assert verify_output(out, read_data=True).problems == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"zarr_format": 3}', None])
+def test_a_store_with_a_damaged_description_of_its_bits_is_named(
+    model: list[Path], tmp_path: Path, text: str | None
+) -> None:
+    plan, store = plan_of(model), tmp_path / "it.zarr"
+    count(plan.count, store=store)
+    description = store / "changed" / "zarr.json"
+    description.unlink()
+    if text is not None:
+        description.write_text(text)
+    damaged = r"it\.zarr is damaged .*; copy it again, or remove it"
+    with pytest.raises(IntegrityError, match=damaged):
+        merge(plan, tmp_path / "out", store=store)
+    with pytest.raises(IntegrityError, match=damaged):
+        queries.recount(OverlapStore(store), [0, 1])
 
 
 def test_what_is_finished_when_a_neighbour_fails_is_vouched_for(

@@ -7,14 +7,14 @@ business, which has its tasks done elsewhere: they write the same bytes once mor
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import pkgutil
 import re
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError, wait
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -118,6 +118,14 @@ class Cluster:
                 raise
             raise lost(self.address, error) from error
 
+    def answer(self, call: Any) -> Future[Any]:
+        """The result of one of dask's futures, which is done, as soon as it is here."""
+
+        async def gather() -> Any:
+            return (await self._client.gather([call], asynchronous=True))[0]
+
+        return asyncio.run_coroutine_threadsafe(gather(), self._client.loop.asyncio_loop)
+
     def _on_each(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What a function gives on every worker that answers in time. An error lists all that was wrong."""
         calls = {
@@ -179,7 +187,10 @@ class Cluster:
 
 
 class Call(Future[Any]):
-    """A call on the cluster as a future that `concurrent.futures.wait` knows."""
+    """A call on the cluster as a future that `concurrent.futures.wait` knows.
+
+    Every call waits for its answer by itself: what a worker that is stopped holds keeps nothing else up.
+    """
 
     def __init__(
         self,
@@ -190,32 +201,36 @@ class Call(Future[Any]):
     ) -> None:
         super().__init__()
         self._cluster, self._call, self._take, self._worker = cluster, call, take, worker
-        call.add_done_callback(self._done)
+        self._answer: Future[Any] | None = None
+        call.add_done_callback(self._ready)
 
-    def _done(self, call: Any) -> None:
-        """In a thread of dask's."""
+    def _ready(self, call: Any) -> None:
+        """In dask's thread for callbacks, which nothing may hold up."""
+        if not self.cancelled():
+            self._answer = self._cluster.answer(call)
+            self._answer.add_done_callback(self._done)
+
+    def _done(self, answer: Future[Any]) -> None:
+        """In dask's thread for the connection."""
         with suppress(InvalidStateError):  # cancelled meanwhile
-            try:
-                result = self._take(self._received(call))
-            except BaseException as error:
+            if answer.cancelled():
+                self.set_exception(lost(self._cluster.address, "the connection ended"))
+            elif error := answer.exception():
                 self.set_exception(explained(error, self._cluster.address, self._worker))
             else:
-                self.set_result(result)
-        call.release()
+                self.set_result(answer.result())
+        self._call.release()
 
-    def _received(self, call: Any) -> Any:
-        """What a call that is done gave, as long as it is wanted: a connection that just ends answers nothing."""
-        while True:
-            try:
-                return call.result(timeout=ANSWER)
-            except TimeoutError:  # also what a task raised
-                if call.status == "error" or self.cancelled():
-                    raise
+    def result(self, timeout: float | None = None) -> Any:
+        """What the call gave, taken over; to be asked for once."""
+        return self._take(super().result(timeout))
 
     def cancel(self) -> bool:
         """Forget about it; where it was begun it goes on there, to no effect."""
         if cancelled := super().cancel():
             self.set_running_or_notify_cancel()
+            if self._answer is not None:
+                self._answer.cancel()
             self._call.release()
         return cancelled
 
@@ -228,7 +243,6 @@ class _Pass:
     def __init__(self, cluster: Cluster, parcel: Any, lent: Lent) -> None:
         self._cluster, self._parcel, self._lent = cluster, parcel, lent
         self._name, self._numbers = f"ramstream-{lent.setup.token}", itertools.count()
-        self._lock, self._closed = threading.Lock(), False
         self._calls: set[Call] = set()
 
     @property
@@ -240,7 +254,7 @@ class _Pass:
     def submit(self, task: Task, works: Sequence[Work], flying: int) -> Future[list[UnitResult]]:
         key = self._name, next(self._numbers)
         begun = self._cluster.call(remote.work, self._parcel, task, works, key=key)
-        call = Call(self._cluster, begun, self._take)
+        call = Call(self._cluster, begun, self._lent.take)
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         return call
@@ -248,16 +262,8 @@ class _Pass:
     def watch(self) -> None:
         self._cluster.watch()
 
-    def _take(self, results: list[UnitResult]) -> list[UnitResult]:
-        with self._lock:
-            if self._closed:
-                raise CancelledError
-            return self._lent.take(results)
-
     def close(self) -> None:
-        """Take nothing any more."""
-        with self._lock:
-            self._closed = True
+        """Wait for nothing any more."""
         for call in list(self._calls):
             call.cancel()
         self._parcel.release()

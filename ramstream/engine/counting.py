@@ -62,7 +62,7 @@ def _count_into(
     with durable.disk_full_is_an_error(store), open_store(store, plan, bits=True) as (kept, ledger, _):
         compare_inputs(plan, ledger, found, listener)
         if not kept.complete:
-            count_pass(Setup(plan, found.io, kept.path), ledger, found, listener)
+            count_pass(Setup(plan, found.io, kept.path, kept.path), ledger, found, listener)
             kept.finish(*totals(plan, ledger), ledger.changed_grains())
         return kept.described_as(plan), kept.tallies()
 
@@ -115,7 +115,7 @@ def compare_inputs(plan: CountPlan, ledger: Ledger, found: Capacity, listener: L
     stats = input_stats(plan)
     if ledger.inputs not in (None, stats) and ledger.done.any():
         listener(Note("input files were touched since they were read; comparing their contents"))
-        books = Books(Setup(plan, found.io), None, None, listener)
+        books = Books(Setup(plan, found.io, origin=ledger.folder), None, None, listener)
         run_pass("checking", books, np.flatnonzero(ledger.done).tolist(), ledger.check, found)
     ledger.note_inputs(stats)
 

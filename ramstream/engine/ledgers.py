@@ -36,8 +36,13 @@ class Ledger:
         self.inputs: Stats | None = None
         """The input files' state when work was last vouched for, None for a fresh journal."""
         self._plan = plan
-        self._journal = Journal(path, durable)
+        self._journal, self._durable = Journal(path, durable), durable
         self._digest = digest
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the journal is, and what it vouches for; None where nothing is kept."""
+        return self._journal.path.parent if self._durable else None
 
     def replay(self) -> None:
         """Take over what the journal vouches for; JournalError where it belongs to another plan."""
@@ -164,9 +169,10 @@ class MergeLedger(Ledger):
         self.replay()
 
     def take(self, position: int, line: Line) -> None:
-        """Note one merged unit, or one of the two turning points."""
+        """Note one merged unit, once, or one of the two turning points."""
+        new = "unit" in line and not self.done[line["unit"]]
         super().take(position, line)
-        if "unit" in line:
+        if new:
             unit = line["unit"]
             self.outputs[unit] = line["output"]
             self.moved += line.get("moved", 0)

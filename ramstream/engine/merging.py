@@ -64,9 +64,7 @@ def merge(
     place = Place.of(out)
     finished = place.finished(plan)
     if finished is not None:
-        if finished.inputs != input_stats(plan.count):
-            listener(Note("input files were touched since this merge; what was sampled of them is the same"))
-        return Outcome(place.out, True, finished.summary)
+        return Outcome(place.out, True, _told(finished, plan))
     keep = keeps_store(plan.count, store, keep_store)
     with ExitStack() as stack:
         workers = stack.enter_context(connected(limits or Limits(), listener))
@@ -87,7 +85,7 @@ def merge(
                 raise
             place.publish(overwrite)
         place.clear(keep_store=keep)
-    summary = record.Record.read(place.out).summary
+    summary = _told(record.Record.read(place.out), plan)
     kept = _where(store or place.store) if keep else {}
     return Outcome(place.out, False, {**summary, **kept, "peak_memory": peak_memory()})
 
@@ -126,7 +124,9 @@ def _build(
         merges = MergeLedger(place.journal, plan)
         stack.callback(merges.close)
         run = _Run(plan, place, found, kept, counts, share, survey, merges, listener)
-        if not merges.publishing:
+        if merges.publishing:
+            compare_inputs(plan.count, merges, found, listener)
+        else:
             run.passes()
             run.complete(time.monotonic() - began)
             merges.begin_publishing()
@@ -139,6 +139,11 @@ def keeps_store(plan: CountPlan, store: Path | None, keep_store: bool | None) ->
     if keep_store is not None:
         return keep_store
     return store is not None or overlap.projected_size(plan) < KEEP_STORE_LIMIT
+
+
+def _told(found: record.Record, plan: MergePlan) -> dict[str, Any]:
+    """The summary of a finished merge, and whether its inputs were touched since."""
+    return {**found.summary, "inputs_touched": found.inputs != input_stats(plan.count)}
 
 
 def _where(store: Path) -> dict[str, Any]:
@@ -238,7 +243,7 @@ class _Run:
 
     @property
     def _setup(self) -> Setup:
-        return Setup(self.plan.count, self.capacity.io, self._bits())
+        return Setup(self.plan.count, self.capacity.io, self._bits(), self.counts.folder)
 
     def _scan(self, title: str, setup: Setup, wanted: NDArray[np.bool_]) -> None:
         """Count what is not yet counted, and survey or merge the units that are `wanted`.

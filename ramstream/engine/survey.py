@@ -98,7 +98,9 @@ class SurveyLedger(Ledger):
             super().note_inputs(inputs)
 
     def take(self, position: int, line: Line) -> None:
-        """Note a batch of units."""
+        """Note a batch of units, once."""
+        if not self.left(line["stage"])[line["units"]].any():
+            return
         super().take(position, line)
         if line["stage"] == NORMS:
             self._measured[line["units"]] = True

@@ -45,6 +45,8 @@ class Setup:
     io: str
     store: Path | None = None
     """Where bits go; None to keep tallies only."""
+    origin: Path | None = None
+    """The folder of what earlier passes saw of the inputs."""
     merge: MergePlan | None = None
     out: Path | None = None
     devices: tuple[str, ...] = ("cpu",)
@@ -171,10 +173,11 @@ class Worker:
                 inputs[k] = expected
             elif expected != inputs[k]:
                 tensor = next(self._plan.pieces(unit.work.unit))[0]
+                origin = self.setup.origin
+                instead = f", or remove {origin}, which was made of the former" if origin else ""
                 raise IntegrityError(
                     f"{self._plan.checkpoints[k].label} changed since it was counted: around {tensor.name} its "
-                    f"bytes have checksum {inputs[k]:016x}, they had {expected:016x}; restore it, or remove the "
-                    "unfinished run or the store that was counted"
+                    f"bytes have checksum {inputs[k]:016x}, they had {expected:016x}; restore it{instead}"
                 )
         return inputs
 
