@@ -431,7 +431,7 @@ def test_other_counts_are_refused_with_both_values(small: Small) -> None:
     assert cli(*small.argv("-p", "epsilon=0.5")) == 6
     base, one, two = small.paths
     for others in ([base, two, one], [base, one]):
-        with pytest.raises(JournalError, match=r'agents is \["[0-9a-f]+.* here and \["[0-9a-f]+.* there'):
+        with pytest.raises(JournalError, match=r"of other inputs, .*agent-2.*, and this is one of .*agent-1"):
             run(plan_of(others), small.out)
     assert (small.work / COUNT).read_bytes() == before
     small.finish()
