@@ -239,8 +239,9 @@ class Place:
                     f"{', '.join(changed)} changed since {self.work} was begun; restore the files, or remove "
                     f"{self.work} to start anew"
                 )
-        what = f"something else: {differences(now, then)}"
-        if (mine := _paths(count)) != before["inputs"]:
+        if (mine := _paths(count)) == before["inputs"]:
+            what = f"something else: {differences(now, then)}"
+        else:
             there, here = (", ".join(map(os.path.commonpath, inputs)) for inputs in (before["inputs"], mine))
             what = f"other inputs, {there}, and this is one of {here}"
         raise JournalError(
